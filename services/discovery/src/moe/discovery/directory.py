@@ -1,0 +1,52 @@
+"""The directory: which processes serve which expert group, as seen at one moment.
+
+An endpoint is a gRPC target, unix:/absolute/path or host:port. The router dials replicas that are ready; one that is
+listed and not ready is starting, draining or restarting.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class ExpertReplica:
+    """One process of an expert group. experts: the ids it holds, ascending. version: of its weights."""
+
+    name: str
+    group: str
+    experts: tuple[int, ...]
+    endpoint: str
+    ready: bool
+    version: str = ""
+
+
+@dataclass(frozen=True)
+class AggregatorReplica:
+    """One aggregator process. name: what dispatches name it by."""
+
+    name: str
+    endpoint: str
+    ready: bool
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All of it at one moment. version grows with every change."""
+
+    version: int
+    model: str
+    experts: tuple[ExpertReplica, ...]
+    aggregators: tuple[AggregatorReplica, ...] = ()
+
+
+class Directory(Protocol):
+    """Where snapshots come from."""
+
+    def current(self) -> Snapshot:
+        """The newest snapshot. Cheap; never blocks."""
+
+    def wait_newer(self, version: int, timeout_s: float) -> Snapshot:
+        """Blocks until a snapshot newer than `version` is there or the time is up; returns the newest."""
+
+    def close(self) -> None:
+        """Stops watching."""
