@@ -1,1 +1,1 @@
-"""The layer-call port: dispatches and partials on long-lived streams, with grpcio behind it (and later a native one)."""
+"""The layer-call port: dispatches and partials on long-lived streams; grpcio behind it now, a native one later."""

@@ -159,7 +159,10 @@ class RouterWire(Protocol):
 
 @dataclass(frozen=True)
 class WorkItem:
-    """One accepted dispatch in an expert. Tensors as in moe.expert.v1.DispatchRequest; deadline: monotonic seconds or None."""
+    """One accepted dispatch in an expert, tensors as in moe.expert.v1.DispatchRequest.
+
+    deadline: time.monotonic() seconds, None for no deadline. ticket: the implementation's own.
+    """
 
     call_id: int
     layer: int
