@@ -1,0 +1,81 @@
+# The two commands of the README are `make demo` and `make test`; `make help` lists the rest.
+# Everything is installed into $(VENV); nothing outside the checkout changes but package caches and the model store.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
+PARALLEL ?= 2
+MYPY_TARGETS := $(wildcard services/*/src) kernels/src operator/src proto/generate.py
+
+.PHONY: help setup demo test check lint format types imports proto proto-check lock unit kernels exactness integration e2e families clean
+
+help: ## List the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Create the virtual environment from the pinned lock
+
+$(STAMP): requirements.lock requirements.editable $(wildcard services/*/pyproject.toml) kernels/pyproject.toml operator/pyproject.toml proto/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; name another with make PYTHON=...")'
+	@echo "setup: virtual environment in $(VENV) (torch and its libraries: about 5 GB)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^uv==' requirements.lock)"
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -r requirements.editable
+	@touch $@
+
+demo: setup ## Convert the demo model, bring it up with every expert in its own process, ask it, then chat
+	$(BIN)/moe demo
+
+test: check ## Everything that CI runs: lint, format, types, imports, protos, all tests
+	$(PYTEST) -n $(PARALLEL) --dist loadgroup tests/unit tests/kernels tests/exactness
+	$(PYTEST) tests/integration tests/e2e
+
+check: lint types imports proto-check ## The checks that run no code
+
+lint: setup ## ruff: lint and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup ## Format everything
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	cd proto && ../$(BIN)/buf format -w
+
+types: setup ## mypy, strict
+	$(BIN)/mypy $(MYPY_TARGETS)
+
+imports: setup ## The layers of docs/architecture.md
+	$(BIN)/lint-imports
+
+proto: setup ## Generate moe.api from the .proto sources
+	$(BIN)/python proto/generate.py
+
+proto-check: setup ## Lint the .proto sources; generated code is fresh
+	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf format --diff --exit-code
+	$(BIN)/python proto/generate.py --check
+
+lock: setup ## Compile requirements.lock from requirements.in
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-emit-find-links -o requirements.lock requirements.in
+
+unit: setup ## Unit tests
+	$(PYTEST) -n $(PARALLEL) --dist loadgroup tests/unit
+
+kernels: setup ## Kernels against their references
+	$(PYTEST) tests/kernels
+
+exactness: setup ## The distributed answer equals the single-process one, for every family
+	$(PYTEST) -n $(PARALLEL) --dist loadgroup tests/exactness
+
+integration: setup ## Real services over real gRPC
+	$(PYTEST) tests/integration
+
+e2e: setup ## The demo model, the command line, faults
+	$(PYTEST) tests/e2e
+
+families: setup ## Write docs/families.md from a run of the exactness suite
+	MOE_FAMILIES_REPORT=docs/families.md $(PYTEST) tests/exactness
+
+clean: ## Remove the virtual environment and caches of tools
+	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache
