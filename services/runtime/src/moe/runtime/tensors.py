@@ -8,17 +8,20 @@ import math
 import sys
 import warnings
 from collections.abc import Collection, Sequence
+from typing import TypeAlias
 
 import torch
 from moe.api.tensor.v1 import tensor_pb2
-from torch import Tensor
-
 from moe.runtime.errors import InvalidRequest
+from torch import Tensor
 
 if sys.byteorder != "little":
     raise ImportError("moe needs a little-endian machine: tensors travel as raw little-endian bytes")
 
-DTYPES: dict["tensor_pb2.Dtype", torch.dtype] = {
+WireDtype: TypeAlias = "tensor_pb2.Dtype.ValueType"
+"""An element type as the wire numbers it."""
+
+DTYPES: dict[WireDtype, torch.dtype] = {
     tensor_pb2.DTYPE_FLOAT32: torch.float32,
     tensor_pb2.DTYPE_BFLOAT16: torch.bfloat16,
     tensor_pb2.DTYPE_FLOAT16: torch.float16,
@@ -33,7 +36,7 @@ Shape = Sequence[int | None]
 """A wanted shape; None stands for any extent."""
 
 
-def to_wire_dtype(dtype: torch.dtype) -> "tensor_pb2.Dtype":
+def to_wire_dtype(dtype: torch.dtype) -> WireDtype:
     """The wire's name of a torch dtype. Raises TypeError for one that does not travel."""
     try:
         return _WIRE_DTYPES[dtype]
@@ -41,7 +44,7 @@ def to_wire_dtype(dtype: torch.dtype) -> "tensor_pb2.Dtype":
         raise TypeError(f"{dtype} does not travel; one of {_names(_WIRE_DTYPES)} does") from None
 
 
-def from_wire_dtype(value: "tensor_pb2.Dtype", *, field: str) -> torch.dtype:
+def from_wire_dtype(value: WireDtype, *, field: str) -> torch.dtype:
     """The torch dtype of a wire's value. Raises InvalidRequest naming the field for an unset or unknown one."""
     try:
         return DTYPES[value]
