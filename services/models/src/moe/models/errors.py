@@ -2,7 +2,7 @@
 
     ModelsError
     ├── PackageError              a directory is no sound model package (always names the file)
-    │   ├── PackageNotFound       there is no package at the path or of the name
+    │   ├── PackageNotFoundError       there is no package at the path or of the name
     │   └── PackageVersionError   written in a schema that this version doesn't understand
     ├── ConversionError           a checkpoint can't become a package
     │   ├── CheckpointError       the source's files are damaged, incomplete or unsafe (names the file or tensor)
@@ -28,7 +28,7 @@ class PackageError(ModelsError):
         self.file = file
 
 
-class PackageNotFound(PackageError):
+class PackageNotFoundError(PackageError):
     """No package at the path, or none of the name."""
 
 

@@ -206,7 +206,7 @@ class SafetensorsWriter:
         self._expect(name, spec)
         raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
         with self.path.open("ab", buffering=0) as file:
-            self._append(file.fileno(), memoryview(raw).cast("B"))
+            self._append(file.fileno(), raw.data)
 
     def copy(self, name: str, source: Path, entry: TensorEntry) -> Iterator[int]:
         """Appends a tensor's bytes from another file; yields the count of each piece when it is written."""
