@@ -53,7 +53,8 @@ class Package:
         """Opens the package in a directory.
 
         verify: `sizes` checks that every listed file is there, regular and of its size; `sha256` reads them all
-        as well; `none` reads the manifest only. Raises PackageNotFoundError, PackageVersionError, PackageError (naming the file).
+        as well; `none` reads the manifest only.
+        Raises PackageNotFoundError, PackageVersionError or PackageError (with the file).
         """
         if verify not in get_args(Verify):
             raise ValueError(f"verify: got {verify!r}, want one of {', '.join(get_args(Verify))}")
