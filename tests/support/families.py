@@ -178,7 +178,8 @@ def load_reference(checkpoint: Path, experts: str = "grouped_mm") -> PreTrainedM
     Not `make_model(...).to(dtype)`: that would round rotary frequencies, which loading keeps in float32.
     """
     transformers.utils.logging.disable_progress_bar()
-    model: PreTrainedModel = transformers.AutoModelForCausalLM.from_pretrained(
-        checkpoint, experts_implementation=experts
-    )
+    config = transformers.AutoConfig.from_pretrained(checkpoint)
+    # Llama4's experts have one implementation only and refuse the argument.
+    choice = {} if config.model_type == "llama4_text" else {"experts_implementation": experts}
+    model: PreTrainedModel = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, **choice)
     return model.eval()
