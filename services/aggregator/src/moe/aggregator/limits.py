@@ -1,0 +1,25 @@
+"""What a combiner holds at most. Beyond a bound a call or part is refused by name, never held silently."""
+
+from dataclasses import dataclass
+
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True)
+class CombinerLimits:
+    """Bounds of one combiner.
+
+    open_calls: layer calls at a time; a router has one or few open, so this is hundreds of routers.
+    answer_bytes: of one answer's rows; an answer is one message, and those are bounded at 64 MiB.
+    held_bytes: of all parts that wait, for the rest of their call or for their plan.
+    early_bytes: of the parts whose plan has not come; they are few unless routers die between dispatch and plan.
+    early_seconds: how long a part waits for its plan, which was sent before it.
+    closed_calls: calls remembered after their end, so that late parts are known as such.
+    """
+
+    open_calls: int = 1024
+    answer_bytes: int = 63 * MEBIBYTE
+    held_bytes: int = 2048 * MEBIBYTE
+    early_bytes: int = 256 * MEBIBYTE
+    early_seconds: float = 30.0
+    closed_calls: int = 4096
