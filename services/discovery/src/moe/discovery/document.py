@@ -104,7 +104,8 @@ def _check(snapshot: Snapshot) -> None:
     held: dict[str, ExpertReplica] = {}
     for replica in snapshot.experts:
         _check_experts(replica, held.setdefault(replica.group, replica))
-    for endpoint in (each.endpoint for each in (*snapshot.experts, *snapshot.aggregators)):
+    endpoints = [each.endpoint for each in snapshot.experts] + [each.endpoint for each in snapshot.aggregators]
+    for endpoint in endpoints:
         try:
             parse(endpoint)
         except StartupError as error:

@@ -91,8 +91,8 @@ class FileDirectory:
             if stamp == self._stamp:
                 return
             text = self._path.read_text(encoding="utf-8")
-            self._take(decode(text))
             self._stamp = stamp
+            self._take(decode(text))
             self._complaint = ""
         except (OSError, UnicodeDecodeError, DirectoryError) as error:
             self._complain(str(error))
