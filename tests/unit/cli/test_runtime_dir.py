@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from moe.cli.errors import UsageProblem
-from moe.cli.supervise.runtime_dir import NameTaken, base_folder, clean_stale, owned_folder
+from moe.cli.errors import UsageError
+from moe.cli.supervise.runtime_dir import NameTakenError, base_folder, clean_stale, owned_folder
 
 
 @pytest.fixture
@@ -28,27 +28,26 @@ def test_the_base_is_private(base):
     assert base.stat().st_mode & 0o777 == 0o700
 
 
-def test_without_a_runtime_folder_the_base_is_below_tmp_by_user_id(monkeypatch):
-    monkeypatch.setattr(os, "getuid", lambda: os.stat("/tmp").st_uid)
-    assert base_folder({}) == Path(f"/tmp/moe-{os.getuid()}")
+def test_without_a_runtime_folder_the_base_has_the_user_id_in_its_name(tmp_path):
+    assert base_folder({}, shared=tmp_path) == tmp_path / f"moe-{os.getuid()}"
 
 
 def test_a_base_that_others_can_read_is_refused_by_name(tmp_path):
     (tmp_path / "moe").mkdir()
     (tmp_path / "moe").chmod(0o755)
-    with pytest.raises(UsageProblem, match=f"{tmp_path}/moe must be a folder of your own with mode 0700"):
+    with pytest.raises(UsageError, match=f"{tmp_path}/moe must be a folder of your own with mode 0700"):
         base_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
 
 
 def test_a_base_that_is_a_link_is_refused(tmp_path):
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / "moe").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageProblem, match="must be a folder of your own"):
+    with pytest.raises(UsageError, match="must be a folder of your own"):
         base_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
 
 
 def test_a_runtime_folder_that_does_not_exist_is_refused_by_name(tmp_path):
-    with pytest.raises(UsageProblem, match="absent/moe: No such file or directory"):
+    with pytest.raises(UsageError, match="absent/moe: No such file or directory"):
         base_folder({"XDG_RUNTIME_DIR": str(tmp_path / "absent")})
 
 
@@ -65,13 +64,13 @@ def test_nothing_is_left_after_an_error(base):
 
 
 def test_a_name_that_is_held_is_refused(base):
-    with owned_folder(base, "demo"), pytest.raises(NameTaken), owned_folder(base, "demo"):
+    with owned_folder(base, "demo"), pytest.raises(NameTakenError), owned_folder(base, "demo"):
         pass
 
 
 def test_a_refused_second_leaves_the_first_folder_alone(base):
     with owned_folder(base, "demo") as folder:
-        with pytest.raises(NameTaken), owned_folder(base, "demo"):
+        with pytest.raises(NameTakenError), owned_folder(base, "demo"):
             pass
         assert folder.is_dir()
 

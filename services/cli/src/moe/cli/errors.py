@@ -1,7 +1,7 @@
 """What the command line says when it can't do something. Printed as `error: ...` on stderr; never a trace.
 
 CliError            exit code 1: it was tried and failed
-└── UsageProblem    exit code 2: the command, a value or a package is wrong; trying again as is can't help
+└── UsageError    exit code 2: the command, a value or a package is wrong; trying again as is can't help
 """
 
 from typing import ClassVar
@@ -18,7 +18,7 @@ class CliError(Exception):
     exit_code: ClassVar[int] = EXIT_FAILURE
 
 
-class UsageProblem(CliError):
+class UsageError(CliError):
     """The command, a value or a package is wrong."""
 
     exit_code = EXIT_USAGE

@@ -15,27 +15,30 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from moe.cli.errors import CliError, UsageProblem
+from moe.cli.errors import CliError, UsageError
 
 LONGEST_SOCKET_PATH = 107
 """Bytes that the kernel takes as the path of a unix socket (unix(7): sun_path is 108 with its final zero)."""
 
 
-class NameTaken(CliError):
+class NameTakenError(CliError):
     """Another supervisor holds the lock of this name."""
 
 
-def base_folder(environ: Mapping[str, str]) -> Path:
-    """Where deployments live; made private when absent. Raises UsageProblem when it is not this user's alone."""
+def base_folder(environ: Mapping[str, str], shared: Path = Path("/tmp")) -> Path:
+    """Where deployments live: below $XDG_RUNTIME_DIR, else below `shared` with the user's id in its name.
+
+    It is made when absent. Raises UsageError when it is not this user's alone.
+    """
     runtime = environ.get("XDG_RUNTIME_DIR")
-    base = Path(runtime).absolute() / "moe" if runtime else Path(f"/tmp/moe-{os.getuid()}")
+    base = Path(runtime).absolute() / "moe" if runtime else shared / f"moe-{os.getuid()}"
     try:
         base.mkdir(mode=0o700, exist_ok=True)
         found = base.lstat()
     except OSError as error:
-        raise UsageProblem(f"{base}: {error.strerror}; set XDG_RUNTIME_DIR to a folder of your own") from error
+        raise UsageError(f"{base}: {error.strerror}; set XDG_RUNTIME_DIR to a folder of your own") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise UsageProblem(
+        raise UsageError(
             f"{base} must be a folder of your own with mode 0700 (it is {stat.filemode(found.st_mode)}, owner "
             f"{found.st_uid}); remove it or set XDG_RUNTIME_DIR"
         )
@@ -44,11 +47,11 @@ def base_folder(environ: Mapping[str, str]) -> Path:
 
 @contextmanager
 def owned_folder(base: Path, name: str) -> Iterator[Path]:
-    """Holds the name and an empty folder for it; removes both at the end. Raises NameTaken when another holds it."""
+    """Holds the name and an empty folder for it; removes both at the end. Raises NameTakenError when it is held."""
     lock_path = base / f"{name}.lock"
     lock = _take(lock_path)
     if lock is None:
-        raise NameTaken(name)
+        raise NameTakenError(name)
     folder = base / name
     try:
         shutil.rmtree(folder, ignore_errors=True)
@@ -68,7 +71,7 @@ def clean_stale(base: Path) -> list[str]:
         try:
             with owned_folder(base, name):
                 stale.append(name)
-        except NameTaken:
+        except NameTakenError:
             continue
     return stale
 
@@ -82,6 +85,13 @@ def _take(path: Path) -> int | None:
         except BlockingIOError:
             os.close(descriptor)
             return None
-        if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
+        if _is_at(descriptor, path):
             return descriptor
         os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,48 @@
+"""Asks a part how it is, over the standard health service and moe.control.v1."""
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from moe.api.control.v1 import control_pb2, control_pb2_grpc
+from moe.cli.supervise.lifecycle import Healthy, Unhealthy
+
+CHANNEL_OPTIONS = (
+    # A unix socket's path is no valid :authority for every HTTP/2 server; a fixed one is.
+    ("grpc.default_authority", "localhost"),
+    # The parts are on this machine: a proxy of the environment is never meant, and a restart is seen soon.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+)
+"""Options of every channel from the command line to a part."""
+
+
+class Contact:
+    """A connection to one part. Used in one asyncio loop."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._channel = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+        self._control = control_pb2_grpc.ControlServiceStub(self._channel)
+
+    async def health(self, timeout_s: float) -> Healthy | Unhealthy:
+        """Whether it serves; never raises for the network's sake."""
+        try:
+            answer = await self._health.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            return Unhealthy(f"{error.code().name}: {error.details()}")
+        if answer.status == health_pb2.HealthCheckResponse.SERVING:
+            return Healthy()
+        return Unhealthy(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+    async def stats(self, timeout_s: float) -> control_pb2.StatsResponse | None:
+        """Its figures, or None when it does not answer."""
+        try:
+            answer: control_pb2.StatsResponse = await self._control.Stats(control_pb2.StatsRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError:
+            return None
+        return answer
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._channel.close()

@@ -1,0 +1,56 @@
+"""What a deployment tells its user: one notice per thing that happened, as a line of text or of JSON."""
+
+from dataclasses import dataclass, field
+
+from moe.cli.supervise.deployment import Deployment
+from moe.cli.supervise.fleet import Change
+from moe.cli.supervise.lifecycle import Process, State
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something happened. event: a word for machines. process: whom it concerns, empty for the whole deployment."""
+
+    event: str
+    text: str
+    process: str = ""
+    facts: dict[str, object] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, object]:
+        """The fields of its JSON line."""
+        return {"event": self.event, **({"process": self.process} if self.process else {}), **self.facts}
+
+
+def of_change(change: Change, now: float) -> Notice:
+    """The notice of a process that went from one state to another. now: of the clock that the states' times are of."""
+    before, after = change.before, change.after
+    age = now - before.since
+    facts: dict[str, object] = {"state": after.state.value, "pid": after.pid or before.pid, "restarts": after.restarts}
+    if after.reason:
+        facts["reason"] = after.reason
+    return Notice(after.state.value, _text(before, after, age, now), after.name, facts)
+
+
+def of_up(deployment: Deployment) -> Notice:
+    """The notice that every process is ready."""
+    count = len(deployment.specs)
+    text = f"{deployment.name} is up: {count} processes, router at {deployment.address}"
+    return Notice("up", text, facts={"name": deployment.name, "address": deployment.address, "processes": count})
+
+
+def _text(before: Process, after: Process, age: float, now: float) -> str:
+    match after.state:
+        case State.STARTING:
+            return f"restarting (restart {after.restarts})" if after.restarts else "starting"
+        case State.READY:
+            return f"ready after {age:.1f} s" if before.state is State.STARTING else "ready again"
+        case State.UNREADY:
+            return f"not ready: {after.reason}"
+        case State.WAITING:
+            return f"ended ({after.reason}); starts again in {max(0.0, after.due - now):.1f} s"
+        case State.FAILED:
+            return f"ended ({after.reason}); not started again"
+        case State.STOPPING:
+            return "stopping"
+        case State.STOPPED:
+            return "stopped"
