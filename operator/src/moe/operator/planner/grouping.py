@@ -1,6 +1,7 @@
 """The plan: experts into groups, groups into replicas, and the routers and aggregators around them."""
 
 import difflib
+import itertools
 from collections.abc import Mapping
 
 from moe.operator.planner.errors import ConflictingWishes, UnfitModel, UnfitWish
@@ -30,7 +31,9 @@ def plan(model: ModelFacts, wishes: Wishes) -> Plan:
     groups = _groups(name, _expert_sets(model.experts, wishes), wishes)
     routers, aggregators = _routers_and_aggregators(wishes)
     replicas = sum(len(group.replicas) for group in groups)
-    threads = thread_budget(wishes.cores, replicas, router=wishes.router_threads, expert=wishes.expert_threads)
+    threads = thread_budget(
+        wishes.cores, replicas, wishes.routers, router=wishes.router_threads, expert=wishes.expert_threads
+    )
     return Plan(name, model.name, groups, routers, aggregators, wishes.aggregator, threads)
 
 
@@ -68,7 +71,7 @@ def _expert_sets(experts: int, wishes: Wishes) -> list[tuple[int, ...]]:
         per_group = _within("experts_per_group", wishes.experts_per_group, experts, "the model's experts")
         count = -(-experts // per_group)
     edges = [index * experts // count for index in range(count + 1)]
-    return [tuple(range(low, high)) for low, high in zip(edges, edges[1:], strict=False)]
+    return [tuple(range(low, high)) for low, high in itertools.pairwise(edges)]
 
 
 def _groups(deployment: str, expert_sets: list[tuple[int, ...]], wishes: Wishes) -> tuple[GroupPlan, ...]:

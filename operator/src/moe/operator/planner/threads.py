@@ -27,11 +27,17 @@ class ThreadBudget:
     environment: Mapping[str, str]
 
 
-def thread_budget(cores: int, processes: int, *, router: int | None = None, expert: int | None = None) -> ThreadBudget:
-    """Divides `cores` among `processes` expert processes; `router` and `expert` override. Raises UnfitWish."""
+def thread_budget(
+    cores: int, experts: int, routers: int = 1, *, router: int | None = None, expert: int | None = None
+) -> ThreadBudget:
+    """Divides `cores` among that many expert processes, and again among the routers, at least one thread each.
+
+    router, expert: threads of one such process, chosen by hand. Raises UnfitWish out of 1 to `cores`.
+    """
     _within("cores", cores, MOST_CORES)
-    router_threads = min(cores, _MOST_ROUTER_THREADS) if router is None else router
-    expert_threads = max(1, cores // max(1, processes)) if expert is None else expert
+    router_share = min(max(1, cores // routers), _MOST_ROUTER_THREADS)
+    router_threads = router_share if router is None else router
+    expert_threads = max(1, cores // experts) if expert is None else expert
     _within("router_threads", router_threads, cores)
     _within("expert_threads", expert_threads, cores)
     environment = _SHORT_SPIN if expert_threads == 1 else _NO_SPIN
