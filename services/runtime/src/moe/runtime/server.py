@@ -42,7 +42,7 @@ _LAST_WRITES_S = 1.0
 
 @dataclass(frozen=True)
 class Service:
-    """What a process serves.
+    """What a process serves. describe and stats have to be cheap and safe to call from any thread.
 
     name: in the plan. services: full names of the gRPC services that `register` adds to a server. startup: work
     after the port is open and before it is ready, such as checking weights; it may raise StartupError. When

@@ -106,6 +106,8 @@ def _walk(cls: type, path: tuple[str, ...], program_group: str) -> Iterator[Sett
         value_type, choices = _value_type(hints[field.name], f"{cls.__name__}.{field.name}")
         declaration: Declaration = field.metadata[_MARK]
         declaration = dataclasses.replace(declaration, choices=declaration.choices or choices)
+        if declaration.choices and value_type.element in (int, float, bool, Path):
+            raise TypeError(f"{cls.__name__}.{field.name}: choices are for text")
         yield Setting(here, path[-1] if path else program_group, value_type, declaration, field.default)
 
 
