@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from moe.kernels.ffn import DEFAULT_TILE_ROWS, ffn
+from moe.kernels.ffn import DEFAULT_TILE_ROWS, FfnSpec, ffn
 from support.ffn_cases import SIZES, SPECS, rows, weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -21,16 +21,27 @@ def test_a_row_has_the_same_bits_alone_and_in_any_place_of_any_batch(spec, size,
     assert torch.equal(together, backwards)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_row_has_the_same_bits_in_any_place_with_several_threads(threads):
-    spec, before = SPECS["ungated_gelu_biased"], torch.get_num_threads()
-    given, row = weights(spec, 40, 2311, torch.float32), rows(1, 40, torch.float32)
+CURVES = {
+    "ungated silu": FfnSpec("silu", gated=False, bias=False),
+    "ungated gelu_tanh": FfnSpec("gelu_tanh", gated=False, bias=False),
+    "clamped_swiglu": SPECS["clamped_swiglu"],
+}
+
+
+@pytest.mark.parametrize("spec", CURVES.values(), ids=CURVES)
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("inner", [7, 33, 2311])
+def test_a_row_has_the_same_bits_in_every_place_of_a_tile(inner, threads, spec):
+    # Curves over 16 * 7 elements in one call end in a scalar tail that rounds otherwise; with 3 threads, so does each
+    # thread's share of 16 * 2311.
+    given, drawn = weights(spec, 13, inner, torch.float32), rows(40, 13, torch.float32)
+    before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        got = ffn(row.repeat(16, 1), given, spec, tile_rows=16)
+        tiles = [ffn(row.repeat(16, 1), given, spec, tile_rows=16) for row in drawn]
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(got, got[:1].expand(16, -1))
+    assert all(torch.equal(tile, tile[:1].expand(16, -1)) for tile in tiles)
 
 
 @pytest.mark.parametrize("offset", [1, 2, 3, 5])
