@@ -1,0 +1,13 @@
+"""The backbone: a model without its routed experts, stepping over packed tokens of many sequences."""
+
+from moe.models.seams.errors import BackboneError, BackboneWeightsError, StepError, UnsupportedBackboneError
+from moe.models.backbone.model import TransformersBackbone, load_backbone
+
+__all__ = [
+    "BackboneError",
+    "BackboneWeightsError",
+    "StepError",
+    "TransformersBackbone",
+    "UnsupportedBackboneError",
+    "load_backbone",
+]

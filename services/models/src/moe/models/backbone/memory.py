@@ -1,0 +1,34 @@
+"""How much memory this process may still take, so that a cache too large is refused by size and not killed later."""
+
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+
+
+def available_bytes() -> int | None:
+    """Bytes that can still be had on this machine and in this control group; None where neither can be read."""
+    bounds = [bound for bound in (_machine(), _control_group()) if bound is not None]
+    return min(bounds, default=None)
+
+
+def _machine() -> int | None:
+    try:
+        lines = MEMINFO.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _control_group() -> int | None:
+    try:
+        limit = (CGROUP / "memory.max").read_text().strip()
+        used = int((CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else max(0, int(limit) - used)
+
+
+def gibibytes(count: int) -> str:
+    """A size as people read it."""
+    return f"{count / 2**30:.2f} GiB"

@@ -1,0 +1,150 @@
+"""The backbone that the router steps: the library's model, connected at the seams, over a slot cache."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from moe.models.backbone.cache import SlotCache
+from moe.models.seams.errors import StepError
+from moe.models.backbone.facts import read_facts
+from moe.models.backbone.geometry import Geometry
+from moe.models.backbone.latent import LatentProjection
+from moe.models.backbone.load import backbone_directory, load_without_experts
+from moe.models.backbone.recurrent import find_recurrent, wrap_recurrent
+from moe.models.backbone.segments import PackedRows, check_batch
+from moe.models.backbone.step_cache import StepCache
+from moe.models.backbone.survey import find_latent, survey_layers
+from moe.models.backbone.tiles import padded_rows, tile_linears, tiled_linear
+from moe.models.contract import BackboneInfo, Experts, PackedBatch, Segment
+from moe.models.package import Package
+from moe.models.seams.attention import PACKED_ATTENTION
+from moe.models.seams.experts import ExpertsSeam, connect_experts, find_experts
+from moe.models.seams.gates import ExpertMask, Gate, connect_gates, find_gates
+from torch import Tensor
+from torch.nn import functional
+
+
+class TransformersBackbone:
+    """A `Backbone` (see `moe.models.contract`) over a model of Hugging Face transformers.
+
+    Not thread-safe: one thread steps. gates: layer -> gate, whose `patches` may be changed between steps.
+    """
+
+    def __init__(self, model: Any, *, deterministic: bool) -> None:
+        self._model, self._deterministic = model, deterministic
+        self._seam = ExpertsSeam()
+        counts = connect_experts(model, self._seam)
+        self.gates: dict[int, Gate] = find_gates(model, find_experts(model))
+        connect_gates(self.gates)
+        self._mask = ExpertMask(self.gates)
+        facts = read_facts(model)
+        self.geometry: Geometry = self._survey(facts.layers, facts.max_context)
+        self._latents = {layer: LatentProjection(module) for layer, module in find_latent(model).items()}
+        self._connect_layers()
+        self.info: BackboneInfo = facts.info(
+            topk=max(gate.topk for gate in self.gates.values()),
+            moe_layers=counts,
+            kv_bytes_per_token=self.geometry.bytes_per_token,
+        )
+        self._cache: SlotCache | None = None
+
+    def allocate(self, slots: int, slot_tokens: int) -> None:
+        """Reserves the cache, in place of an earlier one. Raises MemoryError by size, StepError for a bad count."""
+        for name, value, bound in (("slots", slots, None), ("slot_tokens", slot_tokens, self.info.max_context)):
+            if value < 1 or (bound is not None and value > bound):
+                raise StepError(f"{name}: got {value}; want 1 to {bound or 'as many as memory holds'}")
+        self._cache = None
+        self._cache = SlotCache(self.geometry, slots, slot_tokens)
+
+    @torch.inference_mode()
+    def step(self, batch: PackedBatch, experts: Experts) -> Tensor:
+        """Runs the packed tokens; returns float32 logits [wanted, vocabulary].
+
+        Raises StepError when the batch breaks the contract; what `experts` raises passes through. After an exception
+        the step's slots are as before and the step may be repeated; where a layer is recurrent they must begin anew.
+        """
+        cache = self._allocated()
+        check_batch(batch, cache.lengths, cache.slot_tokens, self.info.vocabulary)
+        count = batch.token_ids.shape[0]
+        rows = PackedRows(batch.segments, padded_rows(count) if self._deterministic else count)
+        cache.begin(rows)
+        self._seam.begin(experts, rows)
+        try:
+            logits = self._forward(batch, rows, cache)
+        except BaseException:
+            cache.spoil(rows)
+            raise
+        finally:
+            self._seam.end()
+        cache.commit(rows)
+        return logits
+
+    def release(self, slot: int) -> None:
+        """Tells that a slot's sequence is over."""
+        cache = self._allocated()
+        if not 0 <= slot < cache.slots:
+            raise StepError(f"slot: got {slot}; want 0 to {cache.slots - 1}")
+        cache.release(slot)
+
+    def mask_experts(self, dead: Mapping[int, Sequence[int]]) -> None:
+        """Keeps these experts (layer -> ids), and no others, from being chosen from the next step on.
+
+        Where fewer than k are alive, the missing choices become dropped slots.
+        """
+        self._seam.dead = self._mask.set(dead)
+
+    def _forward(self, batch: PackedBatch, rows: PackedRows, cache: SlotCache) -> Tensor:
+        wanted = batch.logit_rows.shape[0]
+        token_ids, kept = batch.token_ids, batch.logit_rows
+        if self._deterministic:
+            token_ids = functional.pad(token_ids, (0, rows.padded - rows.count))
+            kept = functional.pad(kept, (0, padded_rows(wanted) - wanted))
+        output = self._model(
+            input_ids=token_ids[None],
+            position_ids=rows.positions[None],
+            cache=StepCache(cache, rows, self._latents, deterministic=self._deterministic),
+            use_cache=False,
+            logits_to_keep=kept,
+        )
+        logits: Tensor = output.logits[0, :wanted].float()
+        return logits
+
+    def _allocated(self) -> SlotCache:
+        if self._cache is None:
+            raise StepError("cache: nothing is allocated; call allocate first")
+        return self._cache
+
+    def _survey(self, layers: int, max_context: int) -> Geometry:
+        def nothing(layer: int, hidden: Tensor, index: Tensor, weights: Tensor, rows: Tensor) -> Tensor:
+            return torch.zeros_like(hidden)
+
+        self._seam.begin(nothing, PackedRows([Segment(0, 0, 1)]))
+        try:
+            return survey_layers(self._model, layers, max_context)
+        finally:
+            self._seam.end()
+
+    def _connect_layers(self) -> None:
+        for module in find_latent(self._model).values():
+            # The cache holds the latents; packed attention expands or absorbs them itself.
+            module.expand_kv = lambda latent, rotary: (latent, rotary)
+        for module in find_recurrent(self._model).values():
+            wrap_recurrent(module, deterministic=self._deterministic)
+        self._model.set_attn_implementation(PACKED_ATTENTION)
+        if self._deterministic:
+            tile_linears(self._model)
+            for gate in self.gates.values():
+                gate.product = tiled_linear
+
+
+def load_backbone(
+    package: Path | Package, *, dtype: torch.dtype | Literal["auto"] = "auto", deterministic: bool = False
+) -> TransformersBackbone:
+    """Loads the backbone of a model package (or of a Hugging Face directory) without ever reading expert tensors.
+
+    dtype auto is the checkpoint's own. deterministic: a row's bits depend neither on the batch nor on chunking.
+    Raises UnsupportedBackboneError with the reason, BackboneWeightsError naming tensors, PackageError.
+    """
+    model = load_without_experts(backbone_directory(package), None if dtype == "auto" else dtype)
+    return TransformersBackbone(model, deterministic=deterministic)

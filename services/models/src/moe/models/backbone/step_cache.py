@@ -1,0 +1,67 @@
+"""What the library's layers get as their cache during one step: it stores keys and values and carries the step along.
+
+Attention functions receive it as the keyword `packed`, which `update` adds, and ask it to attend.
+"""
+
+from typing import Any
+
+from moe.models.backbone.attention import Plan, attend_packed, plan_attention
+from moe.models.backbone.cache import SlotCache
+from moe.models.backbone.geometry import Visibility
+from moe.models.backbone.latent import LatentProjection, attend_latent
+from moe.models.backbone.segments import PackedRows
+from moe.models.backbone.tiled_attention import TilePlan, attend_tiled, attend_tiled_latent, plan_tiles
+from torch import Tensor
+
+
+class StepCache:
+    """One step's view of the slot cache. `slots` is the slot cache, `rows` the step's rows."""
+
+    def __init__(
+        self, slots: SlotCache, rows: PackedRows, latents: dict[int, LatentProjection], *, deterministic: bool
+    ) -> None:
+        self.slots, self.rows = slots, rows
+        self._latents, self._deterministic = latents, deterministic
+        self._plans: dict[Visibility, Plan] = {}
+        self._tiles: dict[Visibility, TilePlan] = {}
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer_idx: int, *_: object, kwargs: dict[str, Any], **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Stores the step's keys and values [1, heads, rows, size]; called by the library's attention modules."""
+        count = self.rows.count
+        self.slots.write(layer_idx, self.rows, *(part[0, :, :count].transpose(0, 1) for part in (keys, values)))
+        kwargs["packed"] = self
+        return keys, values
+
+    def get_seq_length(self, layer_idx: int = 0) -> Tensor:
+        """What makes `arange(rows) + length` each row's position: Llama 4 scales its queries by it."""
+        return self.rows.positions - self.rows.offsets
+
+    def attend(self, layer: int, query: Tensor, *, scale: float, sinks: Tensor | None) -> Tensor:
+        """Attention of queries [1, query heads, rows, size]; gives [1, rows, query heads, v]."""
+        queries = query[0].transpose(0, 1)
+        if not self._deterministic:
+            return self._attend(layer, queries, scale, sinks)[None]
+        mixed = self._attend_tiled(layer, queries[: self.rows.count], scale, sinks)
+        result = mixed.new_zeros(self.rows.padded, *mixed.shape[1:])
+        result[: self.rows.count] = mixed
+        return result[None]
+
+    def _attend(self, layer: int, query: Tensor, scale: float, sinks: Tensor | None) -> Tensor:
+        facts = self.slots.geometry.attention[layer]
+        plan = self._plans.get(facts.visibility)
+        if plan is None:
+            plan = self._plans[facts.visibility] = plan_attention(self.rows, facts.visibility, facts.dtype)
+        if facts.latent:
+            return attend_latent(plan, self.slots, layer, query, self._latents[layer], scale=scale)
+        return attend_packed(plan, self.slots, layer, query, scale=scale, sinks=sinks)
+
+    def _attend_tiled(self, layer: int, query: Tensor, scale: float, sinks: Tensor | None) -> Tensor:
+        facts = self.slots.geometry.attention[layer]
+        plan = self._tiles.get(facts.visibility)
+        if plan is None:
+            plan = self._tiles[facts.visibility] = plan_tiles(self.rows, facts.visibility)
+        if facts.latent:
+            return attend_tiled_latent(plan, self.slots, layer, query, self._latents[layer], scale=scale)
+        return attend_tiled(plan, self.slots, layer, query, scale=scale, sinks=sinks)
