@@ -1,0 +1,67 @@
+"""Proves, before a process says READY, that it computes what the manifest says: every layer, every expert.
+
+The converter stored sketches of float64 answers to fixed rows; here the same rows go through the very weights, back end
+and tiles that will serve. A swapped, shifted or mis-scaled expert does not pass.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+from moe.expert.compute import Computation
+from moe.expert.weights import GroupWeights
+from moe.models.errors import PackageError
+from moe.models.manifest import expert_file
+from moe.models.package import Package
+from moe.models.probe import PROBE_ROWS, ProbeExpectation
+from moe.runtime.errors import StartupError
+
+logger = logging.getLogger("moe.expert")
+
+Progress = Callable[[int, int], None]
+_REPORT_EVERY_S = 2.0
+
+
+def check_probes(package: Package, weights: GroupWeights, computation: Computation, progress: Progress) -> None:
+    """Probes all (layer, expert) pairs of the group; progress(done, all) is called after each.
+
+    Raises StartupError naming file, layer and expert of the first wrong answer.
+    """
+    pairs = weights.pairs
+    for done, (layer, expert) in enumerate(pairs, start=1):
+        _check(package, weights, computation, layer, expert)
+        progress(done, len(pairs))
+
+
+def log_progress() -> Progress:
+    """A progress callback that logs the last step, and others no more often than every two seconds."""
+    last = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        if done == total or time.monotonic() - last >= _REPORT_EVERY_S:
+            last = time.monotonic()
+            logger.info("probed %d of %d weights (layer, expert)", done, total)
+
+    return report
+
+
+@torch.inference_mode()
+def _check(package: Package, weights: GroupWeights, computation: Computation, layer: int, expert: int) -> None:
+    expected = _expectation(package, layer, expert)
+    output = computation.expert(expected.rows.to(weights.dtype), weights, layer, expert)
+    if expected.matches(output, weights.dtype):
+        return
+    file = package.file(expert_file(expert))
+    raise StartupError(
+        f"file {file}: expert {expert} of layer {layer} answers the {PROBE_ROWS} probe rows otherwise than the "
+        "manifest says; the file belongs to another model or conversion. Convert the model again"
+    )
+
+
+def _expectation(package: Package, layer: int, expert: int) -> ProbeExpectation:
+    try:
+        return package.probe(layer, expert)
+    except PackageError as error:
+        raise StartupError(str(error)) from error

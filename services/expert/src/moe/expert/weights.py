@@ -1,0 +1,117 @@
+"""The weights of one expert group, mapped from the package's files and checked before anything is computed with them.
+
+Only the group's own files are read: a process needs neither the backbone nor other experts' files to be there.
+Content is checked against the manifest (sha256), numbers against NaN and infinity; whether they are the right ones is
+the probe's.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from moe.kernels.ffn import ExpertWeights, FfnSpec
+from moe.models.errors import PackageError
+from moe.models.manifest import DTYPES, PROBES_NAME, expert_file, expert_tensor
+from moe.models.package import Package
+from moe.runtime.errors import StartupError
+
+AUTO_DTYPE = "auto"
+PARTS = ("up", "down", "up_bias", "down_bias")
+
+
+@dataclass(frozen=True, eq=False)
+class GroupWeights:
+    """What a group computes with. layers: layer -> expert id -> its weights, in `dtype`; hidden: columns of a row."""
+
+    experts: tuple[int, ...]
+    spec: FfnSpec
+    dtype: torch.dtype
+    hidden: int
+    layers: Mapping[int, Mapping[int, ExpertWeights]]
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Every (layer, expert) that is held, ascending."""
+        return tuple((layer, expert) for layer, held in sorted(self.layers.items()) for expert in sorted(held))
+
+    def experts_by_layer(self) -> dict[int, frozenset[int]]:
+        """The ids that are held in each layer."""
+        return {layer: frozenset(held) for layer, held in self.layers.items()}
+
+
+def open_package(path: Path) -> Package:
+    """Opens a package by its manifest alone. Raises StartupError naming the file."""
+    try:
+        return Package.open(path, verify="none")
+    except PackageError as error:
+        raise StartupError(str(error)) from error
+
+
+def load_group(package: Package, experts: Sequence[int], dtype: str = AUTO_DTYPE) -> GroupWeights:
+    """Checks and maps the weights of a group's experts.
+
+    dtype: `auto` computes in the package's own, on views of the mapped files; another name makes converted copies.
+    Raises StartupError naming the file (and the tensor) when anything is not what the manifest says, and for expert ids
+    that are not there or given twice.
+    """
+    try:
+        return _load(package, _distinct(experts), _wanted_dtype(package, dtype))
+    except PackageError as error:
+        raise StartupError(str(error)) from error
+
+
+def _load(package: Package, experts: tuple[int, ...], dtype: torch.dtype) -> GroupWeights:
+    package.check_file(PROBES_NAME, sha256=True)
+    layers: dict[int, dict[int, ExpertWeights]] = {}
+    for expert in experts:
+        for layer, weights in _expert(package, expert, dtype).items():
+            layers.setdefault(layer, {})[expert] = weights
+    return GroupWeights(experts, package.manifest.ffn, dtype, package.manifest.experts.hidden, layers)
+
+
+def _expert(package: Package, expert: int, dtype: torch.dtype) -> dict[int, ExpertWeights]:
+    held = package.expert_weights(expert)
+    name = expert_file(expert)
+    package.check_file(name, sha256=True)
+    for layer, weights in held.items():
+        _check_finite(package.file(name), layer, weights)
+    return {layer: _converted(weights, dtype) for layer, weights in held.items()}
+
+
+def _check_finite(file: Path, layer: int, weights: ExpertWeights) -> None:
+    for part, tensor in _tensors(weights):
+        bad = tensor.numel() - int(torch.isfinite(tensor).sum())
+        if bad:
+            name = expert_tensor(layer, part)
+            raise PackageError(
+                f"tensor {name!r} holds {bad} values that are NaN or infinite; convert the model again", file=file
+            )
+
+
+def _converted(weights: ExpertWeights, dtype: torch.dtype) -> ExpertWeights:
+    return replace(weights, **{part: tensor.to(dtype) for part, tensor in _tensors(weights)})
+
+
+def _tensors(weights: ExpertWeights) -> Iterator[tuple[str, torch.Tensor]]:
+    for part in PARTS:
+        tensor = getattr(weights, part)
+        if tensor is not None:
+            yield part, tensor
+
+
+def _distinct(experts: Sequence[int]) -> tuple[int, ...]:
+    if not experts:
+        raise StartupError("experts: none given; name at least one id, such as --experts 0,3")
+    twice = next((expert for expert in experts if list(experts).count(expert) > 1), None)
+    if twice is not None:
+        raise StartupError(f"experts: {twice} is given twice")
+    return tuple(sorted(experts))
+
+
+def _wanted_dtype(package: Package, dtype: str) -> torch.dtype:
+    if dtype == AUTO_DTYPE:
+        return package.manifest.torch_dtype
+    if dtype not in DTYPES:
+        raise StartupError(f"dtype: got {dtype!r}, want {AUTO_DTYPE} or one of {', '.join(DTYPES)}")
+    return DTYPES[dtype]

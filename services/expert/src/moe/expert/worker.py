@@ -1,0 +1,81 @@
+"""The compute thread: pulls batches from the wire, computes, hands the partials back, and outlives every failure.
+
+What goes wrong with a batch is answered FAILED to the routers in it and logged; the next batch is none the worse. The
+thread ends when it is drained: nothing new is taken by then, and nothing waits.
+"""
+
+import logging
+import threading
+import time
+
+import torch
+from moe.expert.compute import Computation, compute
+from moe.expert.counters import Counters
+from moe.expert.weights import GroupWeights
+from moe.runtime.process import set_threads
+from moe.wire.port import Batch, ExpertWire
+
+logger = logging.getLogger("moe.expert")
+
+POLL_S = 0.5
+"""How long the wire is waited for before the drain is looked at; it wakes at once when there is work."""
+
+
+class Worker:
+    """Computes for one wire, in a thread of its own between `start` and the end of `drain`."""
+
+    def __init__(
+        self, wire: ExpertWire, weights: GroupWeights, computation: Computation, counters: Counters, threads: int = 1
+    ) -> None:
+        self._wire = wire
+        self._weights = weights
+        self._computation = computation
+        self._counters = counters
+        self._threads = threads
+        self._draining = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="moe-expert-compute", daemon=True)
+
+    def start(self) -> None:
+        """Begins to compute."""
+        self._thread.start()
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Has the wire refuse what is new, finishes what waits; False when that took longer than the time-out."""
+        self._wire.drain()
+        self._draining.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        # torch keeps the count of threads and the inference mode by thread.
+        set_threads(self._threads)
+        with torch.inference_mode():
+            while self._serve_one():
+                pass
+
+    def _serve_one(self) -> bool:
+        # Read before the queue is looked at: an empty queue means the end only if it was closed by then.
+        draining = self._draining.is_set()
+        batch = self._wire.next_batch(0 if draining else POLL_S)
+        if batch is None:
+            return not draining
+        try:
+            self._compute(batch)
+        except Exception as error:
+            logger.exception("a batch of layer %d failed", batch.layer)
+            self._answer_failed(batch, f"computing layer {batch.layer} failed: {type(error).__name__}: {error}")
+        return True
+
+    def _compute(self, batch: Batch) -> None:
+        start = time.monotonic()
+        result = compute(batch.items, self._weights, self._computation)
+        rows = sum(len(item.rows) for item in batch.items)
+        self._counters.computed(rows, result.slots, time.monotonic() - start)
+        self._wire.finish(batch, result.partials)
+
+    def _answer_failed(self, batch: Batch, message: str) -> None:
+        try:
+            self._wire.fail(batch, message)
+        except Exception:
+            logger.exception("a failed batch of layer %d could not be answered", batch.layer)

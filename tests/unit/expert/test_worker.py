@@ -1,0 +1,99 @@
+"""The compute thread over a wire in memory: answers, failures, drain, figures."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from moe.expert.compute import Computation, compute
+from moe.expert.counters import Counters
+from moe.expert.worker import Worker
+from support.expert_double import InMemoryExpertWire, work
+from support.ffn_cases import rows as draw_rows
+from support.tiny_package import HIDDEN
+
+WAIT_S = 10.0
+
+
+@pytest.fixture
+def wire() -> InMemoryExpertWire:
+    return InMemoryExpertWire()
+
+
+@pytest.fixture
+def counters() -> Counters:
+    return Counters()
+
+
+@pytest.fixture
+def worker(wire, group, counters) -> Iterator[Worker]:
+    worker = Worker(wire, group, Computation(), counters)
+    worker.start()
+    yield worker
+    assert worker.drain(WAIT_S)
+
+
+def answer(wire: InMemoryExpertWire) -> str:
+    return wire.answers.get(timeout=WAIT_S)
+
+
+def test_a_batch_is_answered_with_a_partial_for_each_item(wire, worker, group):
+    items = (
+        work(draw_rows(2, HIDDEN, torch.float32), [(0, 1, 0.5), (1, 2, 0.5)]),
+        work(torch.zeros(1, HIDDEN), [(0, 0, 1.0)]),
+    )
+    wire.put(*items)
+    answer(wire)
+    partials = wire.finished[0][1]
+    assert all(map(torch.equal, partials, compute(items, group, Computation()).partials))
+
+
+def test_a_batch_that_fails_is_answered_and_the_next_one_computed(wire, worker):
+    wire.put(work(torch.ones(1, HIDDEN), [(0, 99, 1.0)]))
+    wire.put(work(torch.ones(1, HIDDEN), [(0, 1, 1.0)]))
+    assert [answer(wire), answer(wire)] == ["failed", "finished"]
+
+
+def test_a_failure_says_which_layer_and_what(wire, worker):
+    wire.put(work(torch.ones(1, HIDDEN), [(0, 1, 1.0)], layer=1))
+    answer(wire)
+    assert wire.failed[0][1] == "computing layer 1 failed: KeyError: 1"
+
+
+def test_a_failure_that_can_not_be_answered_does_not_end_the_thread(wire, worker):
+    wire.fail_raises = True
+    wire.put(work(torch.ones(1, HIDDEN), [(0, 99, 1.0)]))
+    wire.put(work(torch.ones(1, HIDDEN), [(0, 1, 1.0)]))
+    assert [answer(wire), answer(wire)] == ["failed", "finished"]
+
+
+def test_draining_finishes_what_waits(wire, group, counters):
+    worker = Worker(wire, group, Computation(), counters)
+    for _ in range(5):
+        wire.put(work(torch.ones(1, HIDDEN), [(0, 1, 1.0)]))
+    worker.start()
+    assert worker.drain(WAIT_S)
+    assert len(wire.finished) == 5
+
+
+def test_draining_has_the_wire_refuse_what_is_new(wire, group, counters):
+    worker = Worker(wire, group, Computation(), counters)
+    worker.start()
+    worker.drain(WAIT_S)
+    assert wire.drained
+
+
+def test_draining_a_worker_that_never_started_returns_at_once(wire, group, counters):
+    assert Worker(wire, group, Computation(), counters).drain(WAIT_S)
+
+
+def test_the_figures_count_rows_slots_and_batches(wire, worker, counters):
+    wire.put(work(torch.ones(2, HIDDEN), [(0, 1, 1.0), (1, 1, 1.0), (1, 2, 1.0)]))
+    wire.put(work(torch.ones(1, HIDDEN), [(0, 2, 1.0)]))
+    assert [answer(wire), answer(wire)] == ["finished", "finished"]
+    stats = counters.message(wire.stats())
+    assert (stats.rows, stats.batches, dict(stats.slots_by_expert)) == (3, 2, {1: 2, 2: 2})
+
+
+def test_the_figures_include_the_queues(wire, counters):
+    stats = counters.message(wire.stats())
+    assert (stats.queued_rows, stats.overloaded, stats.expired, stats.invalid) == (0, 2, 3, 4)
