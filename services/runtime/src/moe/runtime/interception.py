@@ -1,7 +1,9 @@
 """The one place that turns exceptions into gRPC statuses, and that knows which calls are in flight."""
 
 import asyncio
+import bisect
 import inspect
+import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -14,8 +16,10 @@ from moe.runtime.lifecycle import InFlight, Lifecycle
 
 _AUXILIARY = ("/grpc.health.", "/grpc.reflection.")
 _WHILE_DRAINING = (*_AUXILIARY, "/moe.control.")
-_LONGEST_MESSAGE = 2000
-"""Characters of a status message: it travels as a header, and peers bound headers at 8 KiB."""
+_LONGEST_MESSAGE = 4096
+"""Bytes of a status message as it travels, percent-encoded in a header; peers bound all headers at 8 KiB."""
+
+_CUT = "…"
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -151,4 +155,13 @@ def _discard(work: Awaitable[Any]) -> None:
 def printable(message: str) -> str:
     """The message as a status can carry it: bounded, and without lone surrogates, which UTF-8 does not have."""
     text = message.encode("utf-8", "backslashreplace").decode("utf-8")
-    return text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 1] + "…"
+    ends = list(itertools.accumulate(map(_travelling_bytes, text[: _LONGEST_MESSAGE + 1])))
+    if not ends or ends[-1] <= _LONGEST_MESSAGE:
+        return text
+    kept = bisect.bisect_right(ends, _LONGEST_MESSAGE - _travelling_bytes(_CUT))
+    return text[:kept] + _CUT
+
+
+def _travelling_bytes(character: str) -> int:
+    """Of a character in grpc-message: printable ASCII but % as it is, any other byte as %XX (gRPC over HTTP/2)."""
+    return 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode("utf-8"))

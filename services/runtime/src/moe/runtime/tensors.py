@@ -1,7 +1,7 @@
-"""Tensors as messages: raw little-endian bytes, read without a copy.
+"""Tensors as messages: raw little-endian bytes, read with no copy but protobuf's own.
 
-A tensor read from a message shares the message's bytes and is read-only by convention: writing to it would change
-the message (and, as Python may share equal bytes objects, perhaps another one).
+Protobuf copies the bytes out of a message at each access of `data`, so they are read once; the tensor then lies over
+that bytes object. It is read-only by convention, as bytes are.
 """
 
 import math
@@ -69,7 +69,7 @@ def from_message(
     dtype: torch.dtype | Collection[torch.dtype] | None = None,
     shape: Shape | None = None,
 ) -> Tensor:
-    """The tensor in a message, sharing its bytes (a copy only where they are not aligned to the element).
+    """The tensor in a message, over its bytes (copied again only where they are not aligned to the element).
 
     dtype: what it has to be, or a set of those allowed. shape: what it has to be, None for any extent.
     Raises InvalidRequest naming the field, what came and what is wanted, also for a wrong number of bytes.
@@ -78,8 +78,9 @@ def from_message(
     got_shape = tuple(message.shape)
     _check_dtype(got_dtype, dtype, field)
     _check_shape(got_shape, shape, field)
-    _check_length(len(message.data), got_shape, got_dtype, field)
-    return _view(message.data, got_dtype).reshape(got_shape)
+    data = message.data
+    _check_length(len(data), got_shape, got_dtype, field)
+    return _view(data, got_dtype).reshape(got_shape)
 
 
 def _check_dtype(got: torch.dtype, want: torch.dtype | Collection[torch.dtype] | None, field: str) -> None:
@@ -103,8 +104,10 @@ def _check_length(got: int, shape: tuple[int, ...], dtype: torch.dtype, field: s
         raise InvalidRequest(
             f"got {got} bytes, want {want} for {list(shape)} elements of {_name(dtype)}", field=f"{field}.data"
         )
-    if not want and any(extent > _LARGEST_EXTENT for extent in shape):
-        raise InvalidRequest(f"got {list(shape)}, want extents up to {_LARGEST_EXTENT}", field=f"{field}.shape")
+    if not want and math.prod(extent for extent in shape if extent) > _LARGEST_EMPTY:
+        raise InvalidRequest(
+            f"got {list(shape)}, want extents that multiply to {_LARGEST_EMPTY}", field=f"{field}.shape"
+        )
 
 
 def _view(data: bytes, dtype: torch.dtype) -> Tensor:
@@ -146,5 +149,5 @@ def _shape_name(shape: Shape) -> str:
     return "[" + ", ".join("any" if extent is None else str(extent) for extent in shape) + "]"
 
 
-_LARGEST_EXTENT = 2**31 - 1
-"""Of an empty tensor: its other extents cost no bytes, so they are bounded here."""
+_LARGEST_EMPTY = 2**31 - 1
+"""Bound of an empty tensor's other extents: they cost no bytes, and torch's strides overflow beyond 2**63."""
