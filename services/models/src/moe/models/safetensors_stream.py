@@ -208,13 +208,13 @@ class SafetensorsWriter:
         with self.path.open("ab", buffering=0) as file:
             self._append(file.fileno(), raw.data)
 
-    def copy(self, name: str, source: Path, entry: TensorEntry) -> Iterator[int]:
-        """Appends a tensor's bytes from another file; yields the count of each piece when it is written."""
+    def copy(self, name: str, source: Path, entry: TensorEntry) -> Iterator[memoryview]:
+        """Appends a tensor's bytes from another file; yields each piece when it is written, valid until the next."""
         self._expect(name, entry.spec)
         with self.path.open("ab", buffering=0) as file:
             for piece in read_chunks(source, entry):
                 self._append(file.fileno(), piece)
-                yield len(piece)
+                yield piece
 
     def close(self) -> str:
         """Ends the file, flushes it to disk and returns its sha256 in hexadecimal."""
