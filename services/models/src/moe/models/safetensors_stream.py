@@ -164,6 +164,15 @@ def read_chunks(path: Path, entry: TensorEntry, chunk_bytes: int = COPY_BYTES) -
             yield piece
 
 
+def finite(piece: memoryview, dtype: torch.dtype) -> bool:
+    """Whether bytes of a tensor hold finite numbers only; `piece` is writable and a whole count of elements."""
+    if not dtype.is_floating_point or not len(piece):
+        return True
+    values = torch.frombuffer(piece, dtype=dtype)
+    # float8 types have no isfinite of their own.
+    return bool(torch.isfinite(values if dtype.itemsize > 1 else values.to(torch.float32)).all())
+
+
 def header_bytes(tensors: Mapping[str, TensorSpec]) -> bytes:
     """The start of a file that holds the tensors in the mapping's order, padded so that the data is aligned.
 

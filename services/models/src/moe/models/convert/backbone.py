@@ -6,16 +6,14 @@ that the library's own loader reads them.
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import torch
 from moe.models.convert.source import Checkpoint
 from moe.models.errors import CheckpointError
 from moe.models.manifest import BACKBONE_DIRECTORY, FileFacts
-from moe.models.safetensors_stream import DTYPES, SafetensorsError, SafetensorsWriter, TensorSpec
+from moe.models.safetensors_stream import DTYPES, SafetensorsError, SafetensorsWriter, finite
 
 COMPANION_LIMIT_BYTES = 1 << 30
 
@@ -76,22 +74,12 @@ def _write_shard(
         place = checkpoint.tensors[name]
         try:
             for piece in writer.copy(name, place.path, place.entry):
-                if not finite(piece, place.entry.spec):
+                if not finite(piece, DTYPES[place.entry.spec.dtype]):
                     raise CheckpointError(f"{place.path}: tensor {name!r} holds a number that is not finite")
                 report(len(piece), "backbone")
         except SafetensorsError as error:
             raise CheckpointError(str(error)) from error
     return FileFacts(writer.close(), writer.size)
-
-
-def finite(piece: memoryview, spec: TensorSpec) -> bool:
-    """Whether a piece of a tensor's bytes holds finite numbers only."""
-    dtype = DTYPES[spec.dtype]
-    if not dtype.is_floating_point or not math.prod(spec.shape):
-        return True
-    values = torch.frombuffer(piece, dtype=dtype)
-    # float8 types have no isfinite of their own.
-    return bool(torch.isfinite(values if dtype.itemsize > 1 else values.to(torch.float32)).all())
 
 
 def _index(checkpoint: Checkpoint, shards: Sequence[Sequence[str]]) -> bytes:
