@@ -28,13 +28,15 @@ class Fleet:
     """Everything the router sends to, at one moment.
 
     groups: sorted by their lowest expert; disjoint and together all experts of the model. replicas: those that are
-    ready, by group name. part_of_expert: int32 [experts], the index of each expert's group.
+    ready, by group name. aggregators: those that are ready. part_of_expert: int32 [experts], the index of each
+    expert's group. snapshot: what it was read from, with those that are not ready.
     """
 
     groups: tuple[Group, ...]
     replicas: dict[str, tuple[ExpertReplica, ...]]
     aggregators: tuple[AggregatorReplica, ...]
     part_of_expert: NDArray[np.int32]
+    snapshot: Snapshot
 
     def ready(self, group: str) -> tuple[ExpertReplica, ...]:
         """The group's replicas that are ready."""
@@ -51,7 +53,7 @@ class FleetError(ValueError):
 
 def empty_fleet(experts: int) -> Fleet:
     """The fleet before the directory is read."""
-    return _fleet([], experts, {}, ())
+    return _fleet([], experts, Snapshot(-1, "", ()))
 
 
 def updated(fleet: Fleet, snapshot: Snapshot) -> Fleet:
@@ -60,12 +62,7 @@ def updated(fleet: Fleet, snapshot: Snapshot) -> Fleet:
     groups = _listed_groups(snapshot.experts, experts)
     listed = {expert for group in groups for expert in group.experts}
     remembered = [g for g in fleet.groups if g.name != UNSERVED and listed.isdisjoint(g.experts)]
-    ready: dict[str, tuple[ExpertReplica, ...]] = {}
-    for replica in snapshot.experts:
-        if replica.ready:
-            ready[replica.group] = (*ready.get(replica.group, ()), replica)
-    aggregators = tuple(aggregator for aggregator in snapshot.aggregators if aggregator.ready)
-    return _fleet([*groups, *remembered], experts, ready, aggregators)
+    return _fleet([*groups, *remembered], experts, snapshot)
 
 
 def _listed_groups(replicas: Iterable[ExpertReplica], experts: int) -> list[Group]:
@@ -89,12 +86,7 @@ def _listed_groups(replicas: Iterable[ExpertReplica], experts: int) -> list[Grou
     return [Group(name, tuple(sorted(replica.experts))) for name, replica in groups.items() if replica.experts]
 
 
-def _fleet(
-    groups: list[Group],
-    experts: int,
-    replicas: dict[str, tuple[ExpertReplica, ...]],
-    aggregators: tuple[AggregatorReplica, ...],
-) -> Fleet:
+def _fleet(groups: list[Group], experts: int, snapshot: Snapshot) -> Fleet:
     served = {expert for group in groups for expert in group.experts}
     unserved = tuple(expert for expert in range(experts) if expert not in served)
     if unserved:
@@ -103,4 +95,9 @@ def _fleet(
     table = np.empty(experts, dtype=np.int32)
     for part, group in enumerate(ordered):
         table[list(group.experts)] = part
-    return Fleet(ordered, replicas, aggregators, table)
+    ready: dict[str, tuple[ExpertReplica, ...]] = {}
+    for replica in snapshot.experts:
+        if replica.ready:
+            ready[replica.group] = (*ready.get(replica.group, ()), replica)
+    aggregators = tuple(aggregator for aggregator in snapshot.aggregators if aggregator.ready)
+    return Fleet(ordered, ready, aggregators, table, snapshot)

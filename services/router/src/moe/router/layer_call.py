@@ -1,0 +1,231 @@
+"""Carries a layer call through: sends its parts, sends failed ones again, redoes it when the aggregator is lost.
+
+The loop around moe.wire's RouterWire.exchange. It never raises for what the network does: a part that does not come
+takes only the rows it touches, and says why.
+"""
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import torch
+from moe.router.call_parts import PATIENT, CallParts, GivenUp
+from moe.router.call_result import CallFacts, LayerResult, all_lost, combined_result, failed_result, overdue_result
+from moe.router.fleet import FleetTracker
+from moe.router.groups import Fleet
+from moe.router.replicas import Suspects
+from moe.runtime.errors import Unavailable
+from moe.wire.port import (
+    AggregatorLost,
+    CallFailed,
+    Combined,
+    Incomplete,
+    LayerCall,
+    MissingPolicy,
+    Outcome,
+    Part,
+    RouterWire,
+    Target,
+)
+from torch import Tensor
+
+_POLL_S = 0.2
+"""How often a wait looks up: whether anybody still waits, and for replicas that came."""
+
+_GRACE_S = 2.0
+"""How long after its deadline a call's answer, with the parts it does without, may be under way."""
+
+_FIRST_DELAY_S = 0.02
+_LONGEST_DELAY_S = 0.5
+_SUSPECT_S = 2.0
+
+
+@dataclass(frozen=True)
+class CallSettings:
+    """How layer calls are made. timeout_s: for a whole call, redone or not. embedded: the combiner is in here."""
+
+    policy: MissingPolicy
+    timeout_s: float
+    embedded: bool = False
+    partial_dtype: torch.dtype | None = None
+
+
+@dataclass
+class CallCounters:
+    """Since the start."""
+
+    retried_parts: int = 0
+    redone_calls: int = 0
+
+
+@dataclass
+class _OpenCall:
+    """A call between its first exchange and its end, at one aggregator."""
+
+    call: LayerCall
+    groups: dict[int, str]
+    parts: CallParts
+    timeout_s: float
+    begun: bool = False
+    given_up: list[GivenUp] = field(default_factory=list)
+    invalid: dict[int, str] = field(default_factory=dict)
+
+    def facts(self) -> CallFacts:
+        last = {part: self.parts.last_failure(part) for part in self.groups}
+        return CallFacts(self.call, self.groups, last, self.invalid, self.timeout_s)
+
+
+class Abandoned(Exception):  # noqa: N818 - not an error
+    """Nobody waits for the layer call any more."""
+
+
+class _Homeless(Exception):  # noqa: N818 - not an error
+    """No aggregator came up in time."""
+
+
+class LayerCaller:
+    """Makes layer calls, one at a time, all from the engine's thread."""
+
+    def __init__(
+        self,
+        wire: RouterWire,
+        fleet: FleetTracker,
+        settings: CallSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._wire = wire
+        self._fleet = fleet
+        self._settings = settings
+        self._clock = clock
+        self._sleep = sleep
+        self._suspects = Suspects(_SUSPECT_S)
+        self._first_id = secrets.randbits(32) << 32
+        self._turns = count(1)
+        self._dialled: Fleet | None = None
+        self.counters = CallCounters()
+
+    def fleet(self) -> Fleet:
+        """The fleet now. Tells the wire when it has changed."""
+        fleet = self._fleet.current()
+        if fleet is not self._dialled:
+            self._dialled = fleet
+            aggregators = [] if self._settings.embedded else [a.endpoint for a in fleet.snapshot.aggregators]
+            self._wire.set_endpoints([replica.endpoint for replica in fleet.snapshot.experts], aggregators)
+        return fleet
+
+    def run(
+        self, layer: int, hidden: Tensor, parts: Sequence[Part], fleet: Fleet, abandoned: Callable[[], bool]
+    ) -> LayerResult:
+        """The layer's rows combined. fleet: the one that the parts were planned by. Raises Abandoned."""
+        deadline = self._clock() + self._settings.timeout_s
+        policy, partial_dtype = self._settings.policy, self._settings.partial_dtype
+        call = LayerCall(0, layer, hidden, tuple(parts), policy, deadline, partial_dtype)
+        groups = {part.part: fleet.groups[part.part].name for part in parts}
+        lost: Counter[str] = Counter()
+        while True:
+            try:
+                aggregator = self._home(deadline, lost, abandoned)
+            except _Homeless:
+                return all_lost(call, self._no_aggregator(layer, lost))
+            outcome = self._live(call, groups, aggregator, abandoned)
+            if isinstance(outcome, LayerResult):
+                return outcome
+            lost[aggregator or ""] += 1
+            self.counters.redone_calls += 1
+
+    def _live(
+        self, call: LayerCall, groups: dict[int, str], aggregator: str | None, abandoned: Callable[[], bool]
+    ) -> LayerResult | AggregatorLost:
+        """One life of a call, under an id of its own, at one aggregator."""
+        turn = next(self._turns)
+        call = replace(call, call_id=self._first_id | (turn & 0xFFFFFFFF))
+        opened = _OpenCall(call, groups, CallParts(groups, call.policy, self._clock(), turn), self._settings.timeout_s)
+        try:
+            while True:
+                result = self._judge(opened, self._exchange(opened, aggregator))
+                if result is not None:
+                    return result
+                if abandoned():
+                    self._wire.abandon(call)
+                    raise Abandoned
+        finally:
+            self.counters.retried_parts += opened.parts.retries
+
+    def _exchange(self, opened: _OpenCall, aggregator: str | None) -> Outcome:
+        """Sends what is due and waits for news, or until something else is due.
+
+        A part can only be given up after the first exchange, which carries the plan.
+        """
+        now = self._clock()
+        until = now + _POLL_S
+        targets: list[Target] = []
+        if now < opened.call.deadline:
+            fleet, suspects = self.fleet(), self._suspects.current(now)
+            targets, given_up = opened.parts.due(fleet, self._wire.queued_rows, suspects, now)
+            opened.given_up += given_up
+            until = min(until, opened.parts.next_send() or until)
+        if opened.begun:
+            self._give_up(opened)
+        elif opened.given_up:
+            until = now
+        opened.begun = True
+        return self._wire.exchange(opened.call, targets, aggregator, until)
+
+    def _give_up(self, opened: _OpenCall) -> None:
+        for part in opened.given_up:
+            self._wire.give_up(opened.call, part.part, part.reason)
+            if part.invalid:
+                opened.invalid[part.part] = part.reason
+        opened.given_up.clear()
+
+    def _judge(self, opened: _OpenCall, outcome: Outcome) -> LayerResult | AggregatorLost | None:
+        """The end of the call, or None when it goes on."""
+        if isinstance(outcome, Combined):
+            return combined_result(opened.facts(), outcome, self.fleet())
+        if isinstance(outcome, CallFailed):
+            return failed_result(opened.facts(), outcome)
+        if isinstance(outcome, AggregatorLost):
+            return outcome
+        self._note(opened, outcome)
+        if self._clock() < opened.call.deadline + _GRACE_S:
+            return None
+        self._wire.abandon(opened.call)
+        return overdue_result(opened.facts())
+
+    def _note(self, opened: _OpenCall, outcome: Incomplete) -> None:
+        now = self._clock()
+        for failure in outcome.failures:
+            if failure.kind not in PATIENT:
+                self._suspects.add(failure.endpoint, now)
+            opened.parts.failed(failure, self.fleet(), now)
+
+    def _home(self, deadline: float, lost: Counter[str], abandoned: Callable[[], bool]) -> str | None:
+        """The endpoint of the aggregator lost least often, None for the one in here; waits longer after each loss.
+
+        Raises _Homeless when none comes up by the deadline.
+        """
+        delay_s = min(_FIRST_DELAY_S * 2.0 ** min(lost.total(), 10), _LONGEST_DELAY_S)
+        waited = not lost
+        while True:
+            if self._settings.embedded and waited:
+                return None
+            candidates = [a.endpoint for a in self.fleet().aggregators if waited or a.endpoint not in lost]
+            if candidates:
+                return min(candidates, key=lambda endpoint: lost[endpoint])
+            if self._clock() >= deadline:
+                raise _Homeless
+            if abandoned():
+                raise Abandoned
+            self._sleep(delay_s)
+            waited = True
+
+    def _no_aggregator(self, layer: int, lost: Counter[str]) -> Unavailable:
+        tried = ", ".join(f"{endpoint} (lost {times} times)" for endpoint, times in lost.items()) or "none listed"
+        return Unavailable(
+            f"layer {layer}: no aggregator was ready within {self._settings.timeout_s:g} s (--layer-timeout-s); {tried}"
+        )
