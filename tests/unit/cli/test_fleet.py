@@ -60,17 +60,17 @@ def test_a_bad_configuration_ends_the_start(fleet):
     assert (fleet.given_up.processes, fleet.given_up.bad_configuration) == (("e1",), True)
 
 
-def test_three_crashes_before_it_was_ever_ready_end_the_start(fleet):
+def test_five_crashes_before_it_was_ever_ready_end_the_start(fleet):
     spawn_all(fleet)
-    for round_ in range(3):
+    for round_ in range(5):
         fleet.handle("e1", Exited(1), 10.0 * round_)
         fleet.tick(10.0 * round_ + 5)
-    assert fleet.given_up.reason == "e1 ended 3 times before it was ready (exit code 1)"
+    assert fleet.given_up.reason == "e1 ended 5 times before it was ready (exit code 1)"
 
 
-def test_two_crashes_do_not(fleet):
+def test_four_crashes_do_not(fleet):
     spawn_all(fleet)
-    for round_ in range(2):
+    for round_ in range(4):
         fleet.handle("e1", Exited(1), 10.0 * round_)
         fleet.tick(10.0 * round_ + 5)
     assert fleet.given_up is None

@@ -155,7 +155,7 @@ async def test_a_crash_loop_ends_the_start_with_the_last_lines_of_its_log(folder
     async with running(deployment(folder, crashing, spec(folder, "router"))) as run:
         failure = await asyncio.wait_for(run.task, 60)
         assert (failure.reason, failure.log[-1]) == (
-            "e0 ended 3 times before it was ready (exit code 1)",
+            "e0 ended 5 times before it was ready (exit code 1)",
             "the file is still there",
         )
 

@@ -4,24 +4,28 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from moe.api.control.v1 import control_pb2, control_pb2_grpc
 from moe.cli.supervise.lifecycle import Healthy, Unhealthy
+from moe.runtime.server_settings import ChannelOptions, client_options
 
-CHANNEL_OPTIONS = (
-    # A unix socket's path is no valid :authority for every HTTP/2 server; a fixed one is.
-    ("grpc.default_authority", "localhost"),
-    # The parts are on this machine: a proxy of the environment is never meant, and a restart is seen soon.
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 500),
-)
-"""Options of every channel from the command line to a part."""
+
+def channel_options() -> ChannelOptions:
+    """Channel arguments from the command line to a part of this machine: a proxy of the environment is never meant."""
+    return [*client_options(), ("grpc.enable_http_proxy", 0)]
+
+
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "[::0]": "[::1]"}
+
+
+def dialable(endpoint: str) -> str:
+    """Where to reach what listens there: an address of all interfaces is reached through the loopback one."""
+    host, colon, port = endpoint.rpartition(":")
+    return f"{_ANY_HOST[host]}:{port}" if colon and host in _ANY_HOST else endpoint
 
 
 class Contact:
     """A connection to one part. Used in one asyncio loop."""
 
     def __init__(self, endpoint: str) -> None:
-        self._channel = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(endpoint, options=channel_options())
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self._control = control_pb2_grpc.ControlServiceStub(self._channel)
 

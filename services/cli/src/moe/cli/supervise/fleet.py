@@ -11,9 +11,6 @@ from moe.cli.supervise.lifecycle import Action, Event, Process, Rules, State, St
 from moe.cli.supervise.spec import ProcessSpec, Role
 from moe.discovery.directory import AggregatorReplica, ExpertReplica, Snapshot
 
-GIVE_UP_AFTER = 3
-"""Crashes in a row of a process that was never ready, while the deployment starts, after which starting is given up."""
-
 
 @dataclass(frozen=True)
 class Command:
@@ -135,7 +132,7 @@ class Fleet:
 
     def _crash_looping(self) -> GivenUp | None:
         for process in self.processes.values():
-            if not process.was_ready and process.failures >= GIVE_UP_AFTER:
+            if not process.was_ready and process.failures >= self._rules.looping_after:
                 reason = f"{process.name} ended {process.failures} times before it was ready ({process.reason})"
                 return GivenUp((process.name,), reason)
         return None

@@ -35,10 +35,11 @@ class Rules:
 
     start_timeout_s: longest from start to ready. hang_timeout_s: longest a process that was ready may fail its health
     checks before it is killed. stable_s: ready for this long, earlier failures are forgotten. drain_timeout_s: longest
-    from the request to stop until it is killed.
+    from the request to stop until it is killed. looping_after: failures in a row that make a crash loop.
     """
 
     restart_delay: Callable[[int], float]
+    looping_after: int = 5
     start_timeout_s: float = 300.0
     hang_timeout_s: float = 60.0
     stable_s: float = 30.0

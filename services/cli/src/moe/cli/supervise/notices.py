@@ -38,6 +38,13 @@ def of_up(deployment: Deployment) -> Notice:
     return Notice("up", text, facts={"name": deployment.name, "address": deployment.address, "processes": count})
 
 
+def of_crash_loop(process: Process, log: tuple[str, ...]) -> Notice:
+    """The notice that a process keeps ending, with the last lines of its log."""
+    lines = "".join(f"\n    {line}" for line in log)
+    text = f"ended {process.failures} times in a row; the last lines of its log:{lines}"
+    return Notice("crash_loop", text, process.name, {"failures": process.failures, "log": list(log)})
+
+
 def _text(before: Process, after: Process, age: float, now: float) -> str:
     match after.state:
         case State.STARTING:

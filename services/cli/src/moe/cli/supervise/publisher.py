@@ -6,6 +6,7 @@ from collections.abc import Callable
 from moe.cli.supervise import state_file
 from moe.cli.supervise.deployment import Deployment
 from moe.cli.supervise.fleet import Fleet
+from moe.cli.supervise.lifecycle import Process
 from moe.cli.supervise.notices import Notice
 from moe.cli.supervise.spec import ProcessSpec
 from moe.cli.supervise.state_file import DeploymentRecord, ProcessRecord
@@ -54,19 +55,24 @@ class Publisher:
             pid_started=state_file.own_start(),
             address=deployment.address,
             up=self._fleet.up,
-            processes=tuple(self._process(spec) for spec in deployment.specs),
+            processes=process_records(self._fleet),
         )
 
-    def _process(self, spec: ProcessSpec) -> ProcessRecord:
-        process = self._fleet.processes[spec.name]
-        return ProcessRecord(
-            name=spec.name,
-            role=spec.role.value,
-            state=process.state.value,
-            pid=process.pid,
-            restarts=process.restarts,
-            endpoint=spec.endpoint,
-            group=spec.group,
-            experts=spec.experts,
-            reason=process.reason,
-        )
+
+def process_records(fleet: Fleet) -> tuple[ProcessRecord, ...]:
+    """Every process of a fleet as it stands, in the order of the plan."""
+    return tuple(_record(spec, fleet.processes[spec.name]) for spec in fleet.specs.values())
+
+
+def _record(spec: ProcessSpec, process: Process) -> ProcessRecord:
+    return ProcessRecord(
+        name=spec.name,
+        role=spec.role.value,
+        state=process.state.value,
+        pid=process.pid,
+        restarts=process.restarts,
+        endpoint=spec.endpoint,
+        group=spec.group,
+        experts=spec.experts,
+        reason=process.reason,
+    )

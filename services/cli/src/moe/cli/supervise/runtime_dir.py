@@ -17,9 +17,6 @@ from pathlib import Path
 
 from moe.cli.errors import CliError, UsageError
 
-LONGEST_SOCKET_PATH = 107
-"""Bytes that the kernel takes as the path of a unix socket (unix(7): sun_path is 108 with its final zero)."""
-
 
 class NameTakenError(CliError):
     """Another supervisor holds the lock of this name."""

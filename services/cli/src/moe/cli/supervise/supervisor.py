@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 
 from moe.cli.supervise import logs, notices
-from moe.cli.supervise.contact import Contact
+from moe.cli.supervise.contact import Contact, dialable
 from moe.cli.supervise.deployment import Deployment, Failure
-from moe.cli.supervise.fleet import Fleet, GivenUp, Step
+from moe.cli.supervise.fleet import Change, Fleet, GivenUp, Step
 from moe.cli.supervise.lifecycle import Action, Event, Healthy, State
 from moe.cli.supervise.notices import Notice
 from moe.cli.supervise.publisher import Publisher
@@ -104,6 +104,8 @@ class Supervisor:
             if change.after.state is State.STARTING:
                 self.samples.forget(change.after.name)
             self._notify(notices.of_change(change, time.monotonic()))
+            if self._is_crash_loop(change):
+                self._notify(notices.of_crash_loop(change.after, self._log_of(change.after.name)))
         if self.fleet.given_up is not None and self.failure is None:
             self._fail(self.fleet.given_up)
         if self.fleet.up and not self._told_up:
@@ -125,12 +127,17 @@ class Supervisor:
             self._fail(GivenUp((LOG_NAME,), reason, bad_configuration=True))
 
     def _fail(self, given_up: GivenUp) -> None:
-        lines = tuple(logs.tail(logs.path_of(self.deployment.logs, given_up.processes[0])))
-        self.failure = Failure(given_up.reason, lines, given_up.bad_configuration)
+        self.failure = Failure(given_up.reason, self._log_of(given_up.processes[0]), given_up.bad_configuration)
         self._apply(self.fleet.stop_now(time.monotonic()))
 
+    def _is_crash_loop(self, change: Change) -> bool:
+        return change.after.state is State.WAITING and change.after.failures == self.deployment.rules.looping_after
+
+    def _log_of(self, name: str) -> tuple[str, ...]:
+        return tuple(logs.tail(logs.path_of(self.deployment.logs, name)))
+
     async def _watch(self, spec: ProcessSpec) -> None:
-        contact = Contact(spec.endpoint)
+        contact = Contact(dialable(spec.endpoint))
         try:
             while True:
                 await self._check(spec.name, contact)

@@ -1,0 +1,116 @@
+"""From what a user asks of `moe up` to a deployment that can be run: package, plan, private folder, flags of all parts."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moe.cli import addresses
+from moe.cli.errors import CliError, UsageError
+from moe.cli.supervise import runtime_dir
+from moe.cli.supervise.contact import dialable
+from moe.cli.supervise.deployment import Deployment
+from moe.cli.supervise.layout import DRAIN_TIMEOUT_S, MODULES, Options, Places, lay_out
+from moe.cli.supervise.lifecycle import Rules
+from moe.cli.supervise.ports import FreePorts
+from moe.cli.supervise.spec import Role
+from moe.cli.supervise.state_file import DeploymentRecord
+from moe.operator.planner import Backoff, ModelFacts, Plan, Wishes, plan
+from moe.runtime import addresses as listen_addresses
+
+_KILL_AFTER_DRAIN_S = 5.0
+
+_PARTS_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",  # at import; each part then sets its own share of the plan's thread budget
+    "TOKENIZERS_PARALLELISM": "false",
+    "GRPC_ENABLE_FORK_SUPPORT": "0",  # the fork server forks before gRPC exists; its handlers would only warn
+    "HF_HUB_OFFLINE": "1",  # a package has everything; nothing may look for more
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a user asks for. name: of the deployment, by default the plan's. logs: folder to keep logs in after the end."""
+
+    package: Path
+    model: ModelFacts
+    wishes: Wishes
+    options: Options = field(default_factory=Options)
+    name: str | None = None
+    tcp: bool = False
+    listen: str | None = None
+    ready_timeout_s: float = 300.0
+    logs: Path | None = None
+
+
+@contextmanager
+def prepared(launch: Launch, environ: Mapping[str, str]) -> Iterator[Deployment]:
+    """The deployment, with its name and folder held as long as the context lasts.
+
+    Raises PlanError, UsageError for values that don't fit, CliError when the name or the address is taken.
+    """
+    made = plan(launch.model, launch.wishes)
+    name = launch.name or made.name
+    base = runtime_dir.base_folder(environ)
+    runtime_dir.clean_stale(base)
+    others = addresses.running(environ)
+    listen = _checked_listen(launch.listen, others)
+    try:
+        with runtime_dir.owned_folder(base, name) as folder:
+            yield _deployment(launch, made, name, folder, listen, environ)
+    except runtime_dir.NameTakenError as error:
+        raise CliError(_taken(name, others)) from error
+
+
+def _deployment(
+    launch: Launch, made: Plan, name: str, folder: Path, listen: str | None, environ: Mapping[str, str]
+) -> Deployment:
+    places = Places(launch.package, folder, folder / "directory.json", launch.tcp, listen)
+    specs = lay_out(made, places, launch.options, FreePorts())
+    logs = launch.logs or folder
+    logs.mkdir(parents=True, exist_ok=True)
+    return Deployment(
+        name=name,
+        model=made.model,
+        package=str(launch.package),
+        address=next(spec.endpoint for spec in specs if spec.role is Role.ROUTER),
+        specs=specs,
+        modules=tuple(MODULES.values()),
+        environ={**environ, **_PARTS_ENVIRONMENT, **made.threads.environment},
+        rules=_rules(launch.ready_timeout_s),
+        ready_timeout_s=launch.ready_timeout_s,
+        folder=folder,
+        logs=logs,
+        directory=places.directory,
+    )
+
+
+def _rules(ready_timeout_s: float) -> Rules:
+    backoff = Backoff()
+    return Rules(
+        restart_delay=backoff.delay_s,
+        looping_after=backoff.looping_after,
+        stable_s=backoff.steady_s,
+        start_timeout_s=ready_timeout_s,
+        drain_timeout_s=DRAIN_TIMEOUT_S + _KILL_AFTER_DRAIN_S,
+    )
+
+
+def _checked_listen(listen: str | None, others: list[DeploymentRecord]) -> str | None:
+    """The router's address, if it is one and no other deployment has it."""
+    if listen is None:
+        return None
+    target = listen_addresses.parse(listen).target
+    if target.endswith(":0") and not target.startswith("unix:"):
+        raise UsageError(f"--listen {listen}: choose a port, so that clients know it")
+    for other in others:
+        if dialable(other.address) == dialable(target):
+            raise CliError(f"{other.name} (pid {other.pid}) is up at {target}; end it or choose another --listen")
+    return target
+
+
+def _taken(name: str, others: list[DeploymentRecord]) -> str:
+    for other in others:
+        if other.name == name:
+            return f"{name} is up already (pid {other.pid}, router at {other.address}); end it or choose another --name"
+    return f"another `moe up` is starting {name}; wait for it or choose another --name"

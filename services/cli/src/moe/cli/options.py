@@ -1,0 +1,60 @@
+"""Options that several commands share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+Command = Callable[..., Any]
+
+
+def router_options(command: Command) -> Command:
+    """Which router to talk to: --address, --name."""
+    command = click.option("--name", metavar="NAME", help="The deployment to talk to, as `moe status` lists it.")(
+        command
+    )
+    return click.option(
+        "--address",
+        metavar="TARGET",
+        help="The router's address, host:port or unix:/path. Default: $MOE_ADDRESS, else the one that is up here.",
+    )(command)
+
+
+def prompt_options(command: Command) -> Command:
+    """The prompt in its three forms: --prompt, --chat (with --system), --tokens."""
+    command = click.option("--tokens", metavar="IDS", help="Token ids, separated by commas or spaces.")(command)
+    command = click.option("--system", metavar="TEXT", help="With --chat: the system message.")(command)
+    command = click.option("--chat", metavar="TEXT", help="What a user says, put into the model's chat template.")(
+        command
+    )
+    return click.option("--prompt", metavar="TEXT", help="Raw text to continue; - reads standard input.")(command)
+
+
+def json_option(help_text: str) -> Callable[[Command], Command]:
+    """--json."""
+    return click.option("--json", "as_json", is_flag=True, help=help_text)
+
+
+def sampling_options(command: Command) -> Command:
+    """How the next token is drawn; an option that is not given is left to the model."""
+    for option in reversed(_SAMPLING):
+        command = option(command)
+    return command
+
+
+_SAMPLING = (
+    click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Most tokens to generate."),
+    click.option("--temperature", type=float, metavar="X", help="0 is greedy."),
+    click.option("--top-p", type=float, metavar="P", help="Keep the smallest set whose probability reaches this."),
+    click.option("--top-k", type=click.IntRange(0), metavar="N", help="Keep this many of the most probable; 0 is all."),
+    click.option("--min-p", type=float, metavar="P", help="Keep those at least this fraction of the most probable."),
+    click.option("--repetition-penalty", type=float, metavar="X", help="Above 1: avoid tokens of prompt and answer."),
+    click.option("--presence-penalty", type=float, metavar="X", help="Above 0: avoid tokens of the answer."),
+    click.option("--frequency-penalty", type=float, metavar="X", help="Above 0: avoid them the more often they came."),
+    click.option("--seed", type=click.IntRange(0, 2**64 - 1), metavar="N", help="Same seed, same draw."),
+    click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given several times."),
+    click.option(
+        "--stop-token-id", multiple=True, type=click.IntRange(0, 2**32 - 1), metavar="ID", help="Stop after this token."
+    ),
+    click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end tokens."),
+)
