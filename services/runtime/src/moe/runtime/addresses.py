@@ -64,10 +64,20 @@ def bind(address: Address, open_port: Callable[[str], int]) -> Address:
         try:
             return address.with_port(open_port(address.target))
         except RuntimeError as error:
-            reason = str(error).rpartition("; ")[2] or str(error)
-            raise StartupError(
-                f"cannot listen on {address.target}: in use or not an address here ({reason})"
-            ) from error
+            raise StartupError(f"cannot listen on {address.target}: {_why_not(address)}") from error
+
+
+def _why_not(address: Address) -> str:
+    """What the system says to the address, which grpcio keeps to itself."""
+    if address.path is not None:
+        return f"gRPC can't make a socket there; is {address.path.parent} writable?"
+    host, _, port = address.target.rpartition(":")
+    try:
+        family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+        socket.create_server((host.strip("[]"), int(port)), family=family).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return "gRPC can't bind it"
 
 
 def remove(address: Address) -> None:
