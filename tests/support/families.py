@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import transformers
+from moe.models.convert import convert_checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
 WEIGHT_SCALE = 0.15
@@ -170,6 +171,17 @@ def write_checkpoint(
     transformers.utils.logging.disable_progress_bar()
     make_model(family, seed, config).to(dtype).save_pretrained(out, max_shard_size=shard_size)
     return out
+
+
+def write_package(family: str, out: Path, dtype: torch.dtype = torch.float32, seed: int = 0, **conversion: Any) -> Path:
+    """Writes a family's random model as a model package into `out`, its checkpoint into `<out>-checkpoint`.
+
+    conversion: further arguments of `convert_checkpoint`.
+    """
+    checkpoint = out.with_name(f"{out.name}-checkpoint")
+    if not checkpoint.exists():
+        write_checkpoint(family, checkpoint, dtype, seed)
+    return convert_checkpoint(checkpoint, out, **conversion)
 
 
 def load_reference(checkpoint: Path, experts: str = "grouped_mm") -> PreTrainedModel:
