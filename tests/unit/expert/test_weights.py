@@ -65,12 +65,12 @@ def test_a_directory_without_a_manifest_is_refused(tmp_path):
 
 @pytest.mark.parametrize("experts", [[4], [-1], [0, 9]])
 def test_an_expert_that_is_not_there_is_refused(package, experts):
-    with pytest.raises(StartupError, match=f"there is no expert {experts[-1]}; ids go up to 3"):
+    with pytest.raises(StartupError, match=f"there is no expert {experts[-1]}; ids go from 0 to 3"):
         load_group(package, experts)
 
 
 def test_an_expert_given_twice_is_refused(package):
-    with pytest.raises(StartupError, match="experts: 1 is given twice"):
+    with pytest.raises(StartupError, match="experts: 1 is given 2 times"):
         load_group(package, [1, 0, 1])
 
 

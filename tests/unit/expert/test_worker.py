@@ -1,5 +1,6 @@
 """The compute thread over a wire in memory: answers, failures, drain, figures."""
 
+import queue
 from collections.abc import Iterator
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from moe.expert.compute import Computation, compute
 from moe.expert.counters import Counters
 from moe.expert.worker import Worker
+from moe.wire.port import ExpertWire
 from support.expert_double import InMemoryExpertWire, work
 from support.ffn_cases import rows as draw_rows
 from support.tiny_package import HIDDEN
@@ -24,12 +26,17 @@ def counters() -> Counters:
     return Counters()
 
 
+def make_worker(wire: ExpertWire, counters: Counters) -> Worker:
+    return Worker(wire, Computation(), counters, on_death=lambda error: None)
+
+
 @pytest.fixture
 def worker(wire, group, counters) -> Iterator[Worker]:
-    worker = Worker(wire, group, Computation(), counters)
-    worker.start()
+    worker = make_worker(wire, counters)
+    worker.start(group)
     yield worker
-    assert worker.drain(WAIT_S)
+    worker.drain()
+    assert worker.join(WAIT_S)
 
 
 def answer(wire: InMemoryExpertWire) -> str:
@@ -67,23 +74,33 @@ def test_a_failure_that_can_not_be_answered_does_not_end_the_thread(wire, worker
 
 
 def test_draining_finishes_what_waits(wire, group, counters):
-    worker = Worker(wire, group, Computation(), counters)
+    worker = make_worker(wire, counters)
     for _ in range(5):
         wire.put(work(torch.ones(1, HIDDEN), [(0, 1, 1.0)]))
-    worker.start()
-    assert worker.drain(WAIT_S)
+    worker.start(group)
+    worker.drain()
+    assert worker.join(WAIT_S)
     assert len(wire.finished) == 5
 
 
-def test_draining_has_the_wire_refuse_what_is_new(wire, group, counters):
-    worker = Worker(wire, group, Computation(), counters)
-    worker.start()
-    worker.drain(WAIT_S)
+def test_draining_has_the_wire_refuse_what_is_new(wire, counters):
+    make_worker(wire, counters).drain()
     assert wire.drained
 
 
-def test_draining_a_worker_that_never_started_returns_at_once(wire, group, counters):
-    assert Worker(wire, group, Computation(), counters).drain(WAIT_S)
+def test_draining_before_the_weights_came_answers_what_waits(wire, counters):
+    worker = make_worker(wire, counters)
+    wire.put(work(torch.ones(1, HIDDEN), [(0, 1, 1.0)]))
+    worker.drain()
+    assert wire.failed[0][1] == "the process ends before it was ready; take another replica"
+
+
+def test_a_broken_wire_ends_the_thread_and_says_so(group, counters):
+    deaths: queue.Queue[BaseException] = queue.Queue()
+    broken = InMemoryExpertWire()
+    broken.next_batch = lambda timeout_s: 1 / 0
+    Worker(broken, Computation(), counters, deaths.put).start(group)
+    assert isinstance(deaths.get(timeout=WAIT_S), ZeroDivisionError)
 
 
 def test_the_figures_count_rows_slots_and_batches(wire, worker, counters):

@@ -4,23 +4,14 @@ The converter stored sketches of float64 answers to fixed rows; here the same ro
 and tiles that will serve. A swapped, shifted or mis-scaled expert does not pass.
 """
 
-import logging
-import time
-from collections.abc import Callable
-
 import torch
 from moe.expert.compute import Computation
-from moe.expert.weights import GroupWeights
+from moe.expert.weights import GroupWeights, Progress
 from moe.models.errors import PackageError
 from moe.models.manifest import expert_file
 from moe.models.package import Package
 from moe.models.probe import PROBE_ROWS, ProbeExpectation
 from moe.runtime.errors import StartupError
-
-logger = logging.getLogger("moe.expert")
-
-Progress = Callable[[int, int], None]
-_REPORT_EVERY_S = 2.0
 
 
 def check_probes(package: Package, weights: GroupWeights, computation: Computation, progress: Progress) -> None:
@@ -32,19 +23,6 @@ def check_probes(package: Package, weights: GroupWeights, computation: Computati
     for done, (layer, expert) in enumerate(pairs, start=1):
         _check(package, weights, computation, layer, expert)
         progress(done, len(pairs))
-
-
-def log_progress() -> Progress:
-    """A progress callback that logs the last step, and others no more often than every two seconds."""
-    last = time.monotonic()
-
-    def report(done: int, total: int) -> None:
-        nonlocal last
-        if done == total or time.monotonic() - last >= _REPORT_EVERY_S:
-            last = time.monotonic()
-            logger.info("probed %d of %d weights (layer, expert)", done, total)
-
-    return report
 
 
 @torch.inference_mode()

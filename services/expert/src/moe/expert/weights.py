@@ -5,7 +5,8 @@ Content is checked against the manifest (sha256), numbers against NaN and infini
 the probe's.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from moe.models.package import Package
 from moe.runtime.errors import StartupError
 
 AUTO_DTYPE = "auto"
+Progress = Callable[[int, int], None]
 PARTS = ("up", "down", "up_bias", "down_bias")
 
 
@@ -48,26 +50,39 @@ def open_package(path: Path) -> Package:
         raise StartupError(str(error)) from error
 
 
-def load_group(package: Package, experts: Sequence[int], dtype: str = AUTO_DTYPE) -> GroupWeights:
-    """Checks and maps the weights of a group's experts.
+def held_layers(package: Package, experts: Sequence[int]) -> dict[int, frozenset[int]]:
+    """Layer -> the ids of the group that it has, by the manifest alone.
+
+    Raises StartupError for ids that are not there or given twice.
+    """
+    layers: dict[int, frozenset[int]] = {}
+    for expert in distinct(package, experts):
+        for layer in package.manifest.layers_of(expert):
+            layers[layer] = layers.get(layer, frozenset()) | {expert}
+    return layers
+
+
+def load_group(
+    package: Package, experts: Sequence[int], dtype: str = AUTO_DTYPE, progress: Progress | None = None
+) -> GroupWeights:
+    """Checks and maps the weights of a group's experts; progress(done, all) is called after each.
 
     dtype: `auto` computes in the package's own, on views of the mapped files; another name makes converted copies.
     Raises StartupError naming the file (and the tensor) when anything is not what the manifest says, and for expert ids
     that are not there or given twice.
     """
+    wanted, ids = wanted_dtype(package, dtype), distinct(package, experts)
+    layers: dict[int, dict[int, ExpertWeights]] = {}
     try:
-        return _load(package, _distinct(experts), _wanted_dtype(package, dtype))
+        package.check_file(PROBES_NAME, sha256=True)
+        for done, expert in enumerate(ids, start=1):
+            for layer, weights in _expert(package, expert, wanted).items():
+                layers.setdefault(layer, {})[expert] = weights
+            if progress:
+                progress(done, len(ids))
     except PackageError as error:
         raise StartupError(str(error)) from error
-
-
-def _load(package: Package, experts: tuple[int, ...], dtype: torch.dtype) -> GroupWeights:
-    package.check_file(PROBES_NAME, sha256=True)
-    layers: dict[int, dict[int, ExpertWeights]] = {}
-    for expert in experts:
-        for layer, weights in _expert(package, expert, dtype).items():
-            layers.setdefault(layer, {})[expert] = weights
-    return GroupWeights(experts, package.manifest.ffn, dtype, package.manifest.experts.hidden, layers)
+    return GroupWeights(ids, package.manifest.ffn, wanted, package.manifest.experts.hidden, layers)
 
 
 def _expert(package: Package, expert: int, dtype: torch.dtype) -> dict[int, ExpertWeights]:
@@ -100,16 +115,24 @@ def _tensors(weights: ExpertWeights) -> Iterator[tuple[str, torch.Tensor]]:
             yield part, tensor
 
 
-def _distinct(experts: Sequence[int]) -> tuple[int, ...]:
+def distinct(package: Package, experts: Sequence[int]) -> tuple[int, ...]:
+    """The ids, ascending. Raises StartupError for none at all, one given twice and one that no layer has."""
     if not experts:
         raise StartupError("experts: none given; name at least one id, such as --experts 0,3")
-    twice = next((expert for expert in experts if list(experts).count(expert) > 1), None)
-    if twice is not None:
-        raise StartupError(f"experts: {twice} is given twice")
+    for expert, count in Counter(experts).items():
+        if count > 1:
+            raise StartupError(f"experts: {expert} is given {count} times; name each id once")
+        if not 0 <= expert < package.manifest.expert_count:
+            raise StartupError(f"experts: there is no expert {expert}; ids go from 0 to {_last(package)}")
     return tuple(sorted(experts))
 
 
-def _wanted_dtype(package: Package, dtype: str) -> torch.dtype:
+def _last(package: Package) -> int:
+    return package.manifest.expert_count - 1
+
+
+def wanted_dtype(package: Package, dtype: str) -> torch.dtype:
+    """The dtype to compute in. Raises StartupError for an unknown name."""
     if dtype == AUTO_DTYPE:
         return package.manifest.torch_dtype
     if dtype not in DTYPES:
