@@ -27,7 +27,12 @@ def stream_text(responses: Iterable[pb.GenerateResponse]) -> tuple[str, list[pb.
         pieces.append(response.chunk.text)
         tokens += response.chunk.tokens
         output.write_text(response.chunk.text)
-    raise CliError("the router ended the stream without a final message")
+    raise unfinished()
+
+
+def unfinished() -> CliError:
+    """What to raise when a stream ends without a final message."""
+    return CliError("the router ended the stream without a final message")
 
 
 def _end_line(pieces: list[str], tokens: list[pb.GeneratedToken]) -> None:

@@ -54,11 +54,18 @@ def convert_moe(source: Path, target: Target, labels: Labels) -> Path:
     """A package of a checkpoint that has experts. Raises ConversionError and its kinds."""
     from moe.models.convert import convert_checkpoint
 
-    given = {"name": labels.name, "licence": labels.licence, "notice": labels.notice, "source_label": labels.source}
-    named = {key: value for key, value in given.items() if value is not None}
     target.out.parent.mkdir(parents=True, exist_ok=True)
     with reported("package", quiet=target.quiet) as report:
-        return convert_checkpoint(source, target.out, replace=target.replace, progress=report, **named)
+        return convert_checkpoint(
+            source,
+            target.out,
+            name=labels.name,
+            licence=labels.licence or "unknown",
+            notice=labels.notice or "",
+            source_label=labels.source,
+            replace=target.replace,
+            progress=report,
+        )
 
 
 def convert_dense(source: Path, dense: Dense, target: Target, labels: Labels) -> Path:

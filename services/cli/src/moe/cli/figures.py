@@ -1,6 +1,7 @@
 """From the figures that parts tell of themselves to the rates and shares that a table shows. Pure.
 
-A rate is the difference of two samples of a counter over the time between them; a share is of all slots since the start.
+A rate is the difference of two samples of a counter over the time between them; a share is of all slots since the
+start.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""From what a user asks of `moe up` to a deployment that can be run: package, plan, private folder, flags of all parts."""
+"""From what a user asks of `moe up` to a deployment that can be run: plan, private folder, flags of all parts."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ _PARTS_ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Launch:
-    """What a user asks for. name: of the deployment, by default the plan's. logs: folder to keep logs in after the end."""
+    """What a user asks for. name: of the deployment, None for the plan's. logs: folder for logs that are to be kept."""
 
     package: Path
     model: ModelFacts
@@ -54,18 +54,17 @@ def prepared(launch: Launch, environ: Mapping[str, str]) -> Iterator[Deployment]
     base = runtime_dir.base_folder(environ)
     runtime_dir.clean_stale(base)
     others = addresses.running(environ)
-    listen = _checked_listen(launch.listen, others)
+    if launch.listen is not None:
+        _check_listen(launch.listen, others)
     try:
         with runtime_dir.owned_folder(base, name) as folder:
-            yield _deployment(launch, made, name, folder, listen, environ)
+            yield _deployment(launch, made, name=name, folder=folder, environ=environ)
     except runtime_dir.NameTakenError as error:
         raise CliError(_taken(name, others)) from error
 
 
-def _deployment(
-    launch: Launch, made: Plan, name: str, folder: Path, listen: str | None, environ: Mapping[str, str]
-) -> Deployment:
-    places = Places(launch.package, folder, folder / "directory.json", launch.tcp, listen)
+def _deployment(launch: Launch, made: Plan, *, name: str, folder: Path, environ: Mapping[str, str]) -> Deployment:
+    places = Places(launch.package, folder, folder / "directory.json", launch.tcp, launch.listen)
     specs = lay_out(made, places, launch.options, FreePorts())
     logs = launch.logs or folder
     logs.mkdir(parents=True, exist_ok=True)
@@ -96,17 +95,14 @@ def _rules(ready_timeout_s: float) -> Rules:
     )
 
 
-def _checked_listen(listen: str | None, others: list[DeploymentRecord]) -> str | None:
-    """The router's address, if it is one and no other deployment has it."""
-    if listen is None:
-        return None
+def _check_listen(listen: str, others: list[DeploymentRecord]) -> None:
+    """Raises StartupError, UsageError or CliError unless it is an address that no other deployment has."""
     target = listen_addresses.parse(listen).target
     if target.endswith(":0") and not target.startswith("unix:"):
         raise UsageError(f"--listen {listen}: choose a port, so that clients know it")
     for other in others:
         if dialable(other.address) == dialable(target):
             raise CliError(f"{other.name} (pid {other.pid}) is up at {target}; end it or choose another --listen")
-    return target
 
 
 def _taken(name: str, others: list[DeploymentRecord]) -> str:

@@ -3,33 +3,48 @@
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from moe.cli import output
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-Report = Callable[[int, int, str], None]
-"""Called with bytes done, bytes in all and what is at hand, as moe.models.progress.Progress."""
+from moe.models.progress import Progress, silent
+from rich import progress as rich_progress
 
 _LINE_EVERY_S = 5.0
 
 
 @contextlib.contextmanager
-def reported(title: str, *, quiet: bool = False) -> Iterator[Report]:
+def reported(title: str, *, quiet: bool = False) -> Iterator[Progress]:
     """Gives what the work has to call. quiet: shows nothing."""
     if quiet:
-        yield lambda done, total, label: None
+        yield silent
     elif sys.stderr.isatty():
-        with _bar() as progress:
-            task = progress.add_task(title, total=None, label="")
-            yield lambda done, total, label: progress.update(task, completed=done, total=total, label=label)
+        with _bar() as bar:
+            yield _Bar(bar, title)
     else:
         yield _Lines(title)
 
 
-def _bar() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    return Progress(*columns, TextColumn("{task.fields[label]}"), console=output.console(stderr=True), transient=True)
+def _bar() -> rich_progress.Progress:
+    return rich_progress.Progress(
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.BarColumn(),
+        rich_progress.DownloadColumn(),
+        rich_progress.TimeRemainingColumn(),
+        rich_progress.TextColumn("{task.fields[label]}"),
+        console=output.console(stderr=True),
+        transient=True,
+    )
+
+
+class _Bar:
+    """One bar in a terminal."""
+
+    def __init__(self, bar: rich_progress.Progress, title: str) -> None:
+        self._bar = bar
+        self._task = bar.add_task(title, total=None, label="")
+
+    def __call__(self, done: int, total: int, label: str) -> None:
+        self._bar.update(self._task, completed=done, total=total or None, label=label)
 
 
 class _Lines:

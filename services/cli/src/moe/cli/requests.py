@@ -20,7 +20,12 @@ _SAMPLING_FIELDS = (
 
 
 def prompt_of(
-    prompt: str | None, chat: str | None, system: str | None, tokens: str | None, read_input: Callable[[], bytes | None]
+    *,
+    prompt: str | None,
+    chat: str | None,
+    system: str | None,
+    tokens: str | None,
+    read_input: Callable[[], bytes | None],
 ) -> pb.Prompt:
     """The prompt that was given in one of its forms, else standard input as raw text. Raises UsageError.
 

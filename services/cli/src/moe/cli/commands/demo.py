@@ -1,6 +1,7 @@
 """`moe demo`: everything from nothing to an answer, in one command."""
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from moe.runtime.process import available_cores
 
 _QUESTION = "What is the capital of France?"
 _MOST_TOKENS = 64
+_MAKING = "making the demo model (once): SmolLM2-135M-Instruct, split into a shared and 8 routed experts"
 
 
 @click.command(epilog="\b\nExample:\n  moe demo --question 'What is photosynthesis?'")
@@ -33,21 +35,18 @@ def demo(question: str, gguf: Path | None) -> None:
 
     In a terminal it goes on to a chat; everything ends with it.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what is half made is removed
     begun = time.monotonic()
     target = stored(DEMO)
     if not target.exists():
-        print(
-            "making the demo model (once): SmolLM2-135M-Instruct, split into a shared and 8 routed experts", flush=True
-        )
+        print(_MAKING, flush=True)
         convert_demo(Target(target), gguf)
         print(f"made {target} in {time.monotonic() - begun:.0f} s", flush=True)
     package = open_package(DEMO)
     launch = Launch(package.path, facts_of(package), Wishes(cores=available_cores()), name=f"demo-{os.getpid()}")
     started = time.monotonic()
-    with (
-        prepared(launch, os.environ) as deployment,
-        in_background(deployment, Lines(output.console()).notify) as running,
-    ):
+    lines = Lines(output.console())
+    with prepared(launch, os.environ) as deployment, in_background(deployment, lines.notify) as running:
         running.wait_until_up()
         with RouterClient(deployment.address) as router:
             _ask(router, question, started)

@@ -29,6 +29,7 @@ from moe.cli.router_client import RouterClient
 @json_option("One JSON object per line: a chunk each, then `final`.")
 @router_options
 def generate(
+    *,
     prompt: str | None,
     chat: str | None,
     system: str | None,
@@ -45,7 +46,9 @@ def generate(
 
     The prompt is raw text (--prompt, or standard input), a chat message (--chat) or token ids (--tokens).
     """
-    request = generate_request(prompt_of(prompt, chat, system, tokens, read_input), sampling, logprobs)
+    request = generate_request(
+        prompt_of(prompt=prompt, chat=chat, system=system, tokens=tokens, read_input=read_input), sampling, logprobs
+    )
     with RouterClient(find_router(os.environ, address, name)) as router:
         responses = router.generate(request, timeout_s)
         if as_json:
@@ -63,9 +66,10 @@ def _print_json(responses: Iterable[pb.GenerateResponse]) -> None:
     for response in responses:
         if response.WhichOneof("kind") == "final":
             output.print_json({"final": answers.final_json(response.final)})
-        else:
-            tokens = [answers.token_json(token) for token in response.chunk.tokens]
-            output.print_json({"text": response.chunk.text, "tokens": tokens})
+            return
+        tokens = [answers.token_json(token) for token in response.chunk.tokens]
+        output.print_json({"text": response.chunk.text, "tokens": tokens})
+    raise answers.unfinished()
 
 
 def _print_text(responses: Iterable[pb.GenerateResponse], *, experts: bool, logprobs: bool) -> None:

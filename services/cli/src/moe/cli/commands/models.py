@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 @click.group(
-    epilog="\b\nExamples:\n  moe models list\n  moe models show demo\n  moe models verify demo\n  moe models remove demo --yes"
+    epilog="\b\nExamples:\n  moe models list\n"
+    "  moe models show demo\n  moe models verify demo\n  moe models remove demo --yes"
 )
 def models() -> None:
     """List, show, verify and remove model packages.
@@ -56,7 +57,10 @@ def show(package: str, as_json: bool) -> None:
 @click.argument("package")
 @json_option("One JSON object; problems is empty for a sound package.")
 def verify(package: str, as_json: bool) -> int:
-    """Check every file of PACKAGE (a name or a path), offline: sha256, shapes, finite numbers. Exit code 2 if unsound."""
+    """Check every file of PACKAGE (a name or a path), offline.
+
+    Compares sha256 and shapes and looks for numbers that are not finite. Exit code 2 if something is wrong.
+    """
     from moe.models.catalog import find_package
     from moe.models.verify import verify_package
 

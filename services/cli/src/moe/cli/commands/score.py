@@ -23,6 +23,7 @@ from moe.cli.router_client import RouterClient
 @json_option("One JSON object.")
 @router_options
 def score(
+    *,
     prompt: str | None,
     chat: str | None,
     system: str | None,
@@ -34,7 +35,9 @@ def score(
     name: str | None,
 ) -> None:
     """Show the log-probability and the perplexity of a text."""
-    request = pb.ScoreRequest(prompt=prompt_of(prompt, chat, system, tokens, read_input), top=top)
+    request = pb.ScoreRequest(
+        prompt=prompt_of(prompt=prompt, chat=chat, system=system, tokens=tokens, read_input=read_input), top=top
+    )
     with RouterClient(find_router(os.environ, address, name)) as router:
         answer = router.score(request)
     facts = _facts(answer)

@@ -21,7 +21,8 @@ _ALIVE = (State.READY.value, State.UNREADY.value)
 
 
 @click.command(
-    epilog="\b\nExamples:\n  moe status\n  moe status --watch\n  moe status --json | jq '.[].processes[] | {name, share}'"
+    epilog="\b\nExamples:\n  moe status\n  moe status --watch\n"
+    "  moe status --json | jq '.[].processes[] | {name, share}'"
 )
 @click.option("--name", metavar="NAME", help="Only this deployment; an error when it is not up.")
 @click.option("--watch", is_flag=True, help="Go on until Ctrl-C, once a second.")

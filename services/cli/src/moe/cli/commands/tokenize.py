@@ -20,6 +20,7 @@ from moe.cli.router_client import RouterClient
 @json_option("One JSON object with ids and text.")
 @router_options
 def tokenize(
+    *,
     prompt: str | None,
     chat: str | None,
     system: str | None,
@@ -29,7 +30,9 @@ def tokenize(
     name: str | None,
 ) -> None:
     """Turn a text or a chat into token ids, or ids (--tokens) back into text."""
-    request = pb.TokenizeRequest(prompt=prompt_of(prompt, chat, system, tokens, read_input))
+    request = pb.TokenizeRequest(
+        prompt=prompt_of(prompt=prompt, chat=chat, system=system, tokens=tokens, read_input=read_input)
+    )
     with RouterClient(find_router(os.environ, address, name)) as router:
         answer = router.tokenize(request)
     if as_json:

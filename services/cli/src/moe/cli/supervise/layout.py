@@ -81,7 +81,7 @@ class _Layout:
             threads=plan.threads.expert,
             dtype=self._options.dtype,
         )
-        return self._process(name, Role.EXPERT, endpoint, flags, group.name, group.experts)
+        return self._process(name, Role.EXPERT, endpoint, flags, group=group.name, experts=group.experts)
 
     def aggregator(self, plan: Plan, name: str) -> ProcessSpec:
         endpoint = self._endpoint(name, tcp=self._places.tcp or plan.placement is Placement.PROCESS)
@@ -107,6 +107,7 @@ class _Layout:
         role: Role,
         endpoint: str,
         flags: list[str],
+        *,
         group: str = "",
         experts: tuple[int, ...] = (),
     ) -> ProcessSpec:
