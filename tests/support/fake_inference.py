@@ -10,7 +10,7 @@ from moe.api.inference.v1 import inference_pb2_grpc
 
 
 class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
-    """pieces: chunks of the answer; refuse: (code, details) for every call; final None: none; requests: what came in."""
+    """pieces: chunks of the answer; final: None for none; refuse: (code, details) for all; requests: what came in."""
 
     def __init__(self, pieces=("Par", "is."), refuse=None, final=None):
         self.pieces = pieces
