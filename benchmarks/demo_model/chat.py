@@ -56,7 +56,7 @@ def write_conversations(dense: Path, prompts: list[str], path: Path) -> None:
 @click.command()
 @click.option("--dense", type=click.Path(path_type=Path, exists=True), required=True, help="Dense checkpoint.")
 @click.option("--corpora", type=click.Path(path_type=Path), required=True, help="Folder to write the two files to.")
-@click.option("--conversations", default=900, show_default=True, help="Number of training conversations.")
+@click.option("--conversations", default=384, show_default=True, help="Training conversations, 900 at most.")
 def main(dense: Path, corpora: Path, conversations: int) -> None:
     """Write chat.eval.txt and chat.train.txt."""
     corpora.mkdir(parents=True, exist_ok=True)

@@ -6,18 +6,24 @@ training. Order and number are part of the recipe: chat.py draws from them with 
 
 import random
 
-TOPICS = """the water cycle;black holes;the French Revolution;photosynthesis;supply and demand;sorting algorithms;Shakespeare
-vaccines;climate change;machine learning;the Roman Empire;plate tectonics;jazz music;baking bread;the stock market;electric cars
-the human heart;chess;poetry;the internet;recycling;the Great Wall of China;volcanoes;democracy;meditation;object-oriented programming
-the moon landing;bees;antibiotics;inflation;gravity;whales;coffee;mountains;painting;robots;libraries;rivers;sleep;bicycles
-dinosaurs;the printing press;solar panels;rainbows;the immune system;haiku;origami;gardening;prime numbers;probability;databases
-version control;recursion;networks;encryption;open-source software;unit tests;the periodic table;atoms;electricity;magnets;light
-sound;earthquakes;glaciers;deserts;rainforests;coral reefs;migration of birds;wolves;cats;horses;penguins;trees;mushrooms;soil
-cheese;tea;chocolate;soup;pasta;running;swimming;football;yoga;the violin;opera;photography;cinema;museums;cathedrals;bridges
-railways;ships;aeroplanes;satellites;Mars;the sun;calendars;clocks;maps;money;banks;taxes;insurance;contracts;elections;courts
-schools;newspapers;holidays;friendship;honesty;curiosity;teamwork;leadership;public speaking;interviews""".replace(
-    "\n", ";"
-).split(";")
+TOPICS = [
+    topic.strip()
+    for topic in """
+the water cycle; black holes; the French Revolution; photosynthesis; supply and demand; sorting algorithms;
+Shakespeare; vaccines; climate change; machine learning; the Roman Empire; plate tectonics; jazz music; baking
+bread; the stock market; electric cars; the human heart; chess; poetry; the internet; recycling; the Great Wall of
+China; volcanoes; democracy; meditation; object-oriented programming; the moon landing; bees; antibiotics;
+inflation; gravity; whales; coffee; mountains; painting; robots; libraries; rivers; sleep; bicycles; dinosaurs; the
+printing press; solar panels; rainbows; the immune system; haiku; origami; gardening; prime numbers; probability;
+databases; version control; recursion; networks; encryption; open-source software; unit tests; the periodic table;
+atoms; electricity; magnets; light; sound; earthquakes; glaciers; deserts; rainforests; coral reefs; migration of
+birds; wolves; cats; horses; penguins; trees; mushrooms; soil; cheese; tea; chocolate; soup; pasta; running;
+swimming; football; yoga; the violin; opera; photography; cinema; museums; cathedrals; bridges; railways; ships;
+aeroplanes; satellites; Mars; the sun; calendars; clocks; maps; money; banks; taxes; insurance; contracts;
+elections; courts; schools; newspapers; holidays; friendship; honesty; curiosity; teamwork; leadership; public
+speaking; interviews
+""".replace("\n", " ").split(";")
+]
 
 TEMPLATES = (
     "Explain {} in simple terms.",
@@ -90,13 +96,13 @@ Why is the sky blue?
 How do I stay focused while I work?""".splitlines()
 
 
-def training_prompts(count: int, seed: int = 0) -> list[str]:
-    """`count` training questions: each of QUESTIONS three times, then topics x templates in a seeded order."""
+def training_prompts(count: int) -> list[str]:
+    """The first `count`, at most 900, of the training questions: QUESTIONS three times among topics x templates."""
     combinations = [template.format(topic) for topic in TOPICS for template in TEMPLATES]
-    random.Random(seed).shuffle(combinations)
-    prompts = (QUESTIONS * 3 + combinations)[:count]
-    random.Random(seed + 1).shuffle(prompts)
-    return prompts
+    random.Random(0).shuffle(combinations)
+    prompts = (QUESTIONS * 3 + combinations)[:900]
+    random.Random(1).shuffle(prompts)
+    return prompts[:count]
 
 
 def evaluation_prompts() -> list[str]:
