@@ -1,12 +1,14 @@
 """Upcycling: the new model answers as the dense one does, whatever the experts."""
 
 import json
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from moe.models.dense import upcycle
-from moe.models.errors import CheckpointError, ConversionError, OutputError, UnsupportedModelError
+from moe.models.dense import upcycle, writer
+from moe.models.errors import CheckpointError, ConversionError, DiskFullError, OutputError, UnsupportedModelError
 from safetensors.torch import load_file, save_file
 from support.tiny_dense import load, logits_of, write_dense
 
@@ -122,3 +124,30 @@ def shards_of(directory: Path) -> dict[str, torch.Tensor]:
 
 def contents(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left = tmp_path / f".moe-partial-{dead.pid}-moe"
+    left.mkdir()
+    upcycle(write_dense(tmp_path / "dense"), tmp_path / "moe", experts=2, topk=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "moe"]
+
+
+def test_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no space left on device")
+
+    dense = write_dense(tmp_path / "dense")
+    monkeypatch.setattr(writer, "save_file", fail)
+    with pytest.raises(OutputError, match="no space left"):
+        upcycle(dense, tmp_path / "moe", experts=2, topk=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["dense"]
+
+
+def test_full_disk_is_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = write_dense(tmp_path / "dense")
+    monkeypatch.setattr(writer.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(DiskFullError, match="1,000 are free"):
+        upcycle(dense, tmp_path / "moe", experts=2, topk=1)

@@ -1,7 +1,7 @@
 """Writes a Hugging Face checkpoint directory shard by shard, whole or not at all.
 
 Everything goes to a hidden directory beside the target, which gets its name in one rename at the end; an interrupted
-run leaves nothing that looks like a checkpoint. The same tensors give the same bytes.
+run leaves nothing that looks like a checkpoint, and the next one cleans up. The same tensors give the same bytes.
 """
 
 import json
@@ -17,6 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+PARTIAL_PREFIX = ".moe-partial-"
+
 
 class CheckpointWriter:
     """A context manager: write_shard() as often as announced, then finish(); leaving without finish() removes all."""
@@ -24,7 +26,7 @@ class CheckpointWriter:
     def __init__(self, out: Path, *, shards: int, needed: int) -> None:
         """needed: bytes that the checkpoint will take. Raises OutputError and DiskFullError."""
         self._out = out
-        self._partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
+        self._partial = out.with_name(f"{PARTIAL_PREFIX}{os.getpid()}-{out.name}")
         self._shards = shards
         self._files: dict[str, str] = {}
         self._written = 0
@@ -33,6 +35,7 @@ class CheckpointWriter:
 
     def __enter__(self) -> Self:
         """Makes the hidden directory. Raises OutputError."""
+        remove_leftovers(self._partial.parent)
         try:
             self._partial.mkdir(parents=True)
         except OSError as error:
@@ -77,6 +80,25 @@ class CheckpointWriter:
             self._partial.rename(self._out)
         except OSError as error:
             raise OutputError(f"{self._out}: can't be completed: {error}") from error
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Remove what killed runs left in `parent`: hidden directories whose process is gone."""
+    for left in parent.glob(f"{PARTIAL_PREFIX}*-*"):
+        owner = left.name.removeprefix(PARTIAL_PREFIX).split("-")[0]
+        if owner.isdecimal() and not is_running(int(owner)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def is_running(process: int) -> bool:
+    """Whether there is a process of this id, whoever's."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def check_target(out: Path, needed: int) -> None:
