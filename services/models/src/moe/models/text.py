@@ -12,11 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from moe.models.errors import ModelsError
+
 if TYPE_CHECKING:
     from moe.models.package import Package
 
 
-class TextError(ValueError):
+class TextError(ModelsError):
     """A text, chat or tokenizer that can't be used; the message says why."""
 
 
@@ -40,7 +42,9 @@ class Tokenizer:
         self._backend.no_padding()
         self._templates = tokenizer
         self._special = frozenset(int(i) for i in tokenizer.all_special_ids)
-        self._added = {i: added.content for i, added in self._backend.get_added_tokens_decoder().items()}
+        self._added: dict[int, str] = {
+            i: added.content for i, added in self._backend.get_added_tokens_decoder().items()
+        }
         self._byte_level = _uses(self._backend, "ByteLevel")
         self._fallback_bytes = _fallback_bytes(self._backend) if _uses(self._backend, "ByteFallback") else {}
         self.has_chat_template: bool = tokenizer.chat_template is not None

@@ -1,0 +1,138 @@
+"""A router process, put together: package, directory, wire, engine, front desk, server.
+
+The port opens at once and says NOT_SERVING until the model is loaded, every expert group has a ready replica and an
+aggregator is there; it says so again whenever one of them is gone. On the way out answers in flight may finish.
+"""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from moe.aggregator.combiner import Combiner
+from moe.api.control.v1 import control_pb2
+from moe.api.inference.v1 import inference_pb2, inference_pb2_grpc
+from moe.discovery.directory import Directory
+from moe.discovery.file import FileDirectory
+from moe.router.engine import Engine, EngineSettings
+from moe.router.fleet import FleetTracker
+from moe.router.front_desk import DeskTools, FrontDesk
+from moe.router.groups import Fleet
+from moe.router.layer_call import CallSettings, LayerCaller
+from moe.router.loading import LoadedModel, load_model, model_message, open_package
+from moe.router.report import aggregator_message, router_message
+from moe.router.requests import RequestReader
+from moe.router.settings import RouterSettings
+from moe.runtime.lifecycle import Lifecycle
+from moe.runtime.server import Service
+from moe.wire.grpcio import RouterClient, WireSettings
+from moe.wire.port import MissingPolicy
+
+_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+
+_LOOK_S = 0.05
+"""How often readiness is looked at; the directory is watched as often."""
+
+
+class RouterProcess:
+    """One router. Raises StartupError for a package that can't be opened."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self._settings = settings
+        self._package = open_package(settings)
+        self._embedded = settings.aggregator == "embedded"
+        self._combiner = Combiner() if self._embedded else None
+        self._directory: Directory = FileDirectory(settings.directory)
+        self._fleet = FleetTracker(self._directory, self._package.manifest.expert_count)
+        self._executor = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
+        self._desk = FrontDesk(settings.name, stall_s=settings.scheduling.stall_timeout_s, executor=self._executor)
+        self._lifecycle = Lifecycle()
+        self._model: LoadedModel | None = None
+        self._wire: RouterClient | None = None
+        self._caller: LayerCaller | None = None
+        self._engine: Engine | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    def service(self) -> Service:
+        """What the runtime's server runs."""
+        return Service(
+            name=self._settings.name,
+            services=(_SERVICE,),
+            register=lambda server: inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._desk, server),
+            describe=self._describe,
+            stats=self._stats,
+            startup=self._start,
+            on_stop=self._stop,
+            ready_after_startup=False,
+            lifecycle=self._lifecycle,
+        )
+
+    async def _start(self) -> None:
+        model = self._model = await asyncio.to_thread(load_model, self._package, self._settings)
+        wire = self._wire = RouterClient(
+            self._settings.name,
+            combiner=self._combiner,
+            loop=asyncio.get_running_loop(),
+            settings=WireSettings(max_message_bytes=self._settings.server.max_message_bytes),
+        )
+        call_settings = CallSettings(
+            MissingPolicy(self._settings.missing_policy), self._settings.layer_timeout_s, embedded=self._embedded
+        )
+        self._caller = LayerCaller(wire, self._fleet, call_settings)
+        engine_settings = EngineSettings(model.schedule, self._settings.scheduling.stall_timeout_s)
+        engine = self._engine = Engine(
+            model.backbone, self._caller, engine_settings, model.tokenizer, self._lifecycle.fail
+        )
+        engine.start()
+        reader = RequestReader(model.limits, model.tokenizer)
+        self._desk.open(DeskTools(engine, reader, model.tokenizer, model_message(self._package, model)))
+        self._watch = asyncio.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        """Keeps readiness up to date."""
+        seen: Fleet | None = None
+        while True:
+            fleet = self._fleet.current()
+            if fleet is not seen:
+                seen = fleet
+                self._lifecycle.set_ready(not fleet.unready_groups() and (self._embedded or bool(fleet.aggregators)))
+            await asyncio.sleep(_LOOK_S)
+
+    async def _stop(self) -> None:
+        if self._watch:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        if self._engine:
+            await asyncio.to_thread(self._engine.stop, f"{self._settings.name} has stopped")
+        if self._wire:
+            await self._wire.aclose()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._directory.close()
+
+    def _describe(self) -> control_pb2.DescribeResponse:
+        settings, manifest = self._settings, self._package.manifest
+        facts = {
+            "dtype": manifest.dtype if settings.dtype == "auto" else settings.dtype,
+            "threads": str(settings.threads),
+            "aggregator": settings.aggregator,
+            "missing_policy": settings.missing_policy,
+            "layer_timeout_s": f"{settings.layer_timeout_s:g}",
+        }
+        if self._model:
+            facts["max_context"] = str(self._model.limits.max_context)
+            facts["kv_bytes_per_token"] = str(self._model.backbone.info.kv_bytes_per_token)
+        return control_pb2.DescribeResponse(
+            role=control_pb2.ROLE_ROUTER,
+            name=settings.name,
+            model=manifest.name,
+            manifest_sha256=self._package.manifest_sha256,
+            wire=RouterClient.name,
+            deterministic=settings.deterministic,
+            facts=facts,
+        )
+
+    def _stats(self) -> control_pb2.StatsResponse:
+        answer = control_pb2.StatsResponse(role=control_pb2.ROLE_ROUTER, name=self._settings.name)
+        if self._engine and self._caller and self._model:
+            answer.router.CopyFrom(router_message(self._engine, self._caller.counters, self._model.schedule))
+        if self._combiner:
+            answer.aggregator.CopyFrom(aggregator_message(self._combiner.stats()))
+        return answer
