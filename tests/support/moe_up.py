@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 MOE = (sys.executable, "-m", "moe.cli.main")
-PATIENCE_S = 120
+PATIENCE_S = 240
 
 
 def environment(runtime: Path, **more: str) -> dict[str, str]:
