@@ -23,15 +23,7 @@ def slot_sum(
         raise ValueError(
             f"outputs, slot_rows and slot_weights: got {shapes}, want [slots, hidden], [slots] and [slots]"
         )
-    _check_order(slot_rows, rows)
     return backends.get(backend)(outputs, slot_rows, slot_weights, rows, dtype)
-
-
-def _check_order(slot_rows: Tensor, rows: int) -> None:
-    if len(slot_rows) == 0:
-        return
-    if int(slot_rows[0]) < 0 or int(slot_rows[-1]) >= rows or bool((slot_rows[1:] < slot_rows[:-1]).any()):
-        raise ValueError(f"slot_rows: must not decrease and lie within 0 to {rows - 1}")
 
 
 __all__ = ["backends", "slot_sum"]

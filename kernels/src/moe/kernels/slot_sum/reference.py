@@ -1,11 +1,13 @@
 """The weighted sum written out, slot after slot."""
 
 import torch
+from moe.kernels.slot_sum.order import check_order
 from torch import Tensor
 
 
 def slot_sum(outputs: Tensor, slot_rows: Tensor, slot_weights: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
     """As moe.kernels.slot_sum.slot_sum."""
+    check_order(slot_rows, rows)
     wide = torch.promote_types(outputs.dtype, torch.float32)
     sums: list[Tensor | None] = [None] * rows
     for slot, row in enumerate(slot_rows.tolist()):

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 import torch
 from moe.expert.weights import GroupWeights
 from moe.kernels.ffn import AUTO, ExpertWeights, ffn
-from moe.kernels.permute import group_slots
+from moe.kernels.permute import SlotGroups, group_slots
 from moe.kernels.slot_sum import slot_sum
 from moe.wire.port import WorkItem
 from torch import Tensor
@@ -51,17 +51,30 @@ class Result:
 def compute(items: Sequence[WorkItem], weights: GroupWeights, computation: Computation) -> Result:
     """The partials of the items, which are of one layer. KeyError for an expert or layer that is not held."""
     joined = _join(items)
-    outputs = joined.rows.new_empty(len(joined.slot_experts), weights.hidden, dtype=weights.dtype)
-    slots: dict[int, int] = {}
-    for expert, places in group_slots(joined.slot_experts):
-        rows = joined.rows.index_select(0, joined.slot_rows.index_select(0, places))
-        outputs.index_copy_(0, places, computation.expert(rows, weights, items[0].layer, expert))
-        slots[expert] = len(places)
+    groups = group_slots(joined.slot_experts)
+    outputs = _outputs(joined, groups, weights, computation, items[0].layer)
     partials = tuple(
         slot_sum(outputs[start:end], item.slot_rows, item.slot_weights, len(item.rows), item.partial_dtype)
         for item, (start, end) in zip(items, pairwise(joined.slot_starts), strict=True)
     )
-    return Result(partials, slots)
+    return Result(partials, {expert: len(places) for expert, places in groups})
+
+
+def _outputs(joined: Joined, groups: SlotGroups, weights: GroupWeights, computation: Computation, layer: int) -> Tensor:
+    """What each slot's expert makes of its row, [slots, hidden]."""
+    if len(groups.experts) == 1:
+        return computation.expert(_gather(joined.rows, joined.slot_rows), weights, layer, groups.experts[0])
+    outputs = joined.rows.new_empty(len(joined.slot_experts), weights.hidden, dtype=weights.dtype)
+    for expert, places in groups:
+        rows = _gather(joined.rows, joined.slot_rows.index_select(0, places))
+        outputs.index_copy_(0, places, computation.expert(rows, weights, layer, expert))
+    return outputs
+
+
+def _gather(rows: Tensor, index: Tensor) -> Tensor:
+    """The rows of an index; without a copy when it names each in order, as when every row goes to the expert."""
+    every = len(index) == len(rows) and torch.equal(index, torch.arange(len(rows), dtype=index.dtype))
+    return rows if every else rows.index_select(0, index)
 
 
 def _join(items: Sequence[WorkItem]) -> Joined:
