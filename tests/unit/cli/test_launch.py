@@ -8,7 +8,7 @@ from moe.cli.launch import Launch, prepared
 from moe.cli.supervise import state_file
 from moe.cli.supervise.contact import dialable
 from moe.cli.supervise.state_file import DeploymentRecord
-from moe.operator.planner import ModelFacts, PlanError, Wishes
+from moe.operator.planner import ModelFacts, Placement, PlanError, Wishes
 
 MODEL = ModelFacts("demo", {0: 2}, topk=1)
 
@@ -43,6 +43,12 @@ def test_a_deployment_is_named_after_its_model(environ):
 def test_its_address_is_the_router_s(environ):
     with prepared(launch(), environ) as deployment:
         assert deployment.address == f"unix:{deployment.folder}/router-0.sock"
+
+
+def test_the_fork_server_imports_only_what_the_plan_needs(environ):
+    wishes = Wishes(cores=2, aggregator=Placement.EMBEDDED)
+    with prepared(launch(wishes=wishes), environ) as deployment:
+        assert deployment.modules == ("moe.expert.__main__", "moe.router.__main__")
 
 
 def test_parts_get_the_thread_environment_of_the_plan(environ):

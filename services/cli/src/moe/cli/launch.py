@@ -10,7 +10,7 @@ from moe.cli.errors import CliError, UsageError
 from moe.cli.supervise import runtime_dir
 from moe.cli.supervise.contact import dialable
 from moe.cli.supervise.deployment import Deployment
-from moe.cli.supervise.layout import DRAIN_TIMEOUT_S, MODULES, Options, Places, lay_out
+from moe.cli.supervise.layout import DRAIN_TIMEOUT_S, Options, Places, lay_out
 from moe.cli.supervise.lifecycle import Rules
 from moe.cli.supervise.ports import FreePorts
 from moe.cli.supervise.spec import Role
@@ -74,7 +74,7 @@ def _deployment(launch: Launch, made: Plan, *, name: str, folder: Path, environ:
         package=str(launch.package),
         address=next(spec.endpoint for spec in specs if spec.role is Role.ROUTER),
         specs=specs,
-        modules=tuple(MODULES.values()),
+        modules=tuple(dict.fromkeys(spec.module for spec in specs)),
         environ={**environ, **_PARTS_ENVIRONMENT, **made.threads.environment},
         rules=_rules(launch.ready_timeout_s),
         ready_timeout_s=launch.ready_timeout_s,
