@@ -45,10 +45,16 @@ def test_its_address_is_the_router_s(environ):
         assert deployment.address == f"unix:{deployment.folder}/router-0.sock"
 
 
-def test_the_fork_server_imports_only_what_the_plan_needs(environ):
-    wishes = Wishes(cores=2, aggregator=Placement.EMBEDDED)
-    with prepared(launch(wishes=wishes), environ) as deployment:
-        assert deployment.modules == ("moe.expert.__main__", "moe.router.__main__")
+@pytest.mark.parametrize(
+    ("placement", "modules"),
+    [
+        (Placement.PROCESS, ("moe.expert.__main__", "moe.aggregator.__main__")),
+        (Placement.EMBEDDED, ("moe.expert.__main__",)),
+    ],
+)
+def test_the_fork_server_imports_what_the_plan_needs_but_not_the_router(environ, placement, modules):
+    with prepared(launch(wishes=Wishes(cores=2, aggregator=placement)), environ) as deployment:
+        assert deployment.modules == modules
 
 
 def test_parts_get_the_thread_environment_of_the_plan(environ):

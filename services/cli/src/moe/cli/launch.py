@@ -1,6 +1,6 @@
 """From what a user asks of `moe up` to a deployment that can be run: plan, private folder, flags of all parts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from moe.cli.supervise.deployment import Deployment
 from moe.cli.supervise.layout import DRAIN_TIMEOUT_S, Options, Places, lay_out
 from moe.cli.supervise.lifecycle import Rules
 from moe.cli.supervise.ports import FreePorts
-from moe.cli.supervise.spec import Role
+from moe.cli.supervise.spec import ProcessSpec, Role
 from moe.cli.supervise.state_file import DeploymentRecord
 from moe.operator.planner import Backoff, ModelFacts, Plan, Wishes, plan
 from moe.runtime import addresses as listen_addresses
@@ -74,7 +74,7 @@ def _deployment(launch: Launch, made: Plan, *, name: str, folder: Path, environ:
         package=str(launch.package),
         address=next(spec.endpoint for spec in specs if spec.role is Role.ROUTER),
         specs=specs,
-        modules=tuple(dict.fromkeys(spec.module for spec in specs)),
+        modules=_shared_modules(specs),
         environ={**environ, **_PARTS_ENVIRONMENT, **made.threads.environment},
         rules=_rules(launch.ready_timeout_s),
         ready_timeout_s=launch.ready_timeout_s,
@@ -82,6 +82,14 @@ def _deployment(launch: Launch, made: Plan, *, name: str, folder: Path, environ:
         logs=logs,
         directory=places.directory,
     )
+
+
+def _shared_modules(specs: Sequence[ProcessSpec]) -> tuple[str, ...]:
+    """What the fork server imports for its children. Not the router: every expert would carry its libraries.
+
+    transformers adds 110 MB to whatever is forked after it; the router imports it itself while the experts start.
+    """
+    return tuple(dict.fromkeys(spec.module for spec in specs if spec.role is not Role.ROUTER))
 
 
 def _rules(ready_timeout_s: float) -> Rules:
