@@ -23,6 +23,7 @@ class Collector:
         self._host = host
         self._settings = settings
         self._ends: dict[str, _CollectEnd] = {}
+        self._known: dict[str, str] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def set_endpoints(self, endpoints: Sequence[str]) -> None:
@@ -35,7 +36,7 @@ class Collector:
             task.add_done_callback(self._closing.discard)
         for endpoint in endpoints:
             if endpoint not in self._ends:
-                self._ends[endpoint] = _CollectEnd(endpoint, self.name, self._host, self._settings)
+                self._ends[endpoint] = _CollectEnd(endpoint, self.name, self._host, self._settings, self._known)
 
     def sources(self) -> int:
         """Streams that are open."""
@@ -48,14 +49,18 @@ class Collector:
 
 
 class _CollectEnd:
-    """One Collect stream.
+    """One Collect stream. known: which process was last subscribed to, by endpoint.
 
-    The source counts as lost both when the stream breaks and when it is subscribed (again): in between, the expert may
-    have pushed to a stream that it did not yet know to be broken.
+    The source counts as lost both when the stream breaks and when the same process is subscribed to again: in between,
+    it may have pushed to a stream that it did not yet know to be broken.
     """
 
-    def __init__(self, endpoint: str, name: str, host: CombinerHost, settings: WireSettings) -> None:
+    def __init__(
+        self, endpoint: str, name: str, host: CombinerHost, settings: WireSettings, known: dict[str, str]
+    ) -> None:
+        self._endpoint = endpoint
         self._host = host
+        self._known = known
         self._instance: str | None = None
         self.link: Link[expert_pb2.CollectRequest, expert_pb2.CollectResponse] = Link(
             endpoint,
@@ -67,8 +72,11 @@ class _CollectEnd:
 
     def opened(self, first: expert_pb2.CollectResponse) -> None:
         """Subscribed."""
-        self._instance = first.subscribed.instance
-        self._host.source_lost(self._instance)
+        instance = self._instance = first.subscribed.instance
+        again = self._known.get(self._endpoint) == instance
+        self._known[self._endpoint] = instance
+        if again:
+            self._host.source_lost(instance)
 
     def received(self, response: expert_pb2.CollectResponse) -> None:
         """A partial came."""
