@@ -43,11 +43,12 @@ def run_to_end(package: Path, listen: str, *more: str, experts: str = "0,1,2,3")
 
 @dataclass
 class ExpertProcess:
-    """A running process. log: where its stderr goes."""
+    """A running process. log: where its stderr goes; metrics_page: its address, set by who asked for one."""
 
     process: subprocess.Popen[bytes]
     target: str
     log: Path
+    metrics_page: str = ""
     channel: grpc.Channel = field(init=False)
 
     def __post_init__(self) -> None:
