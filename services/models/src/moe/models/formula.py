@@ -22,7 +22,7 @@ _GRID_TOLERANCE = 1e-5
 """Relative: some families' gates compute in float32 whatever they are given; another curve is off by far more."""
 _PROOF_TOLERANCE = 1e-3
 """Relative to a row's norm: the module computes in float32, whose errors stay near 1e-6; a wrong layout is off by 1."""
-_BLOCK = 512
+_BLOCK_BYTES = 2 << 20
 
 
 def derive_ffn(experts: ExpertsModule) -> FfnSpec:
@@ -149,8 +149,9 @@ def run_in_blocks(rows: Tensor, weights: ExpertWeights, spec: FfnSpec, backend: 
     """
     wide = rows.to(torch.float64)
     total = torch.zeros(len(rows), weights.hidden, dtype=torch.float64)
-    for start in range(0, weights.inner, _BLOCK):
-        total += ffn(wide, _block(weights, spec, start, min(start + _BLOCK, weights.inner)), spec, backend=backend)
+    columns = max(1, _BLOCK_BYTES // (8 * weights.hidden))
+    for start in range(0, weights.inner, columns):
+        total += ffn(wide, _block(weights, spec, start, min(start + columns, weights.inner)), spec, backend=backend)
     return total if weights.down_bias is None else total + weights.down_bias.to(torch.float64)
 
 

@@ -9,6 +9,7 @@ the same tensors give the same bytes. It knows nothing of models.
 import hashlib
 import json
 import math
+import mmap
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -136,12 +137,16 @@ def _is_counts(value: object) -> TypeIs[list[int]]:
 
 
 def read_tensor(path: Path, entry: TensorEntry) -> Tensor:
-    """Reads one tensor into memory of its own (no mapping). Raises SafetensorsError when the file ends early."""
-    buffer = bytearray(entry.spec.nbytes)
-    with path.open("rb", buffering=0) as file:
-        _read_into(path, file.fileno(), memoryview(buffer), entry.offset)
-    if not buffer:
+    """Reads one tensor into memory of its own. Raises SafetensorsError when the file ends early.
+
+    The memory is mapped for it alone, so that it goes back to the system with the tensor: many megabyte-sized pieces from
+    the allocator's heap would leave it fragmented and the process far larger than what it holds.
+    """
+    if not entry.spec.nbytes:
         return torch.empty(entry.spec.shape, dtype=DTYPES[entry.spec.dtype])
+    buffer = mmap.mmap(-1, entry.spec.nbytes)
+    with path.open("rb", buffering=0) as file, memoryview(buffer) as view:
+        _read_into(path, file.fileno(), view, entry.offset)
     return torch.frombuffer(buffer, dtype=DTYPES[entry.spec.dtype]).view(entry.spec.shape)
 
 

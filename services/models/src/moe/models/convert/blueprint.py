@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import transformers
+from moe.models.convert.memory import release_freed
 from moe.models.convert.source import Checkpoint
 from moe.models.errors import CheckpointError, UnsupportedModelError
 from moe.models.manifest import DTYPES, MAX_EXPERTS, MAX_LAYERS
@@ -61,6 +62,7 @@ class Blueprint:
         Raises CheckpointError when tensors are missing or don't fit.
         """
         source = self.expert_sources[layer, parameter]
+        release_freed()
         tensor = _join(source, checkpoint, self)
         want = getattr(self.experts[layer].module, parameter).shape
         if tensor.shape != want:
