@@ -12,7 +12,7 @@ from moe.cli.commands.chat import Conversation
 from moe.cli.conversion import Target, convert_demo
 from moe.cli.errors import CliError
 from moe.cli.launch import Launch, prepared
-from moe.cli.packages import DEMO, facts_of, open_package, stored
+from moe.cli.packages import DEMO, planner_facts, stored
 from moe.cli.requests import chat_prompt, generate_request, messages
 from moe.cli.router_client import RouterClient
 from moe.cli.run import in_background
@@ -42,8 +42,8 @@ def demo(question: str, gguf: Path | None) -> None:
         print(_MAKING, flush=True)
         convert_demo(Target(target), gguf)
         print(f"made {target} in {time.monotonic() - begun:.0f} s", flush=True)
-    package = open_package(DEMO)
-    launch = Launch(package.path, facts_of(package), Wishes(cores=available_cores()), name=f"demo-{os.getpid()}")
+    path, facts = planner_facts(DEMO)
+    launch = Launch(path, facts, Wishes(cores=available_cores()), name=f"demo-{os.getpid()}")
     started = time.monotonic()
     lines = Lines(output.console())
     with prepared(launch, os.environ) as deployment, in_background(deployment, lines.notify) as running:

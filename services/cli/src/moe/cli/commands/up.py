@@ -9,11 +9,11 @@ import click
 from moe.cli import output
 from moe.cli.launch import Launch, prepared
 from moe.cli.options import json_option
-from moe.cli.packages import facts_of, open_package
+from moe.cli.packages import planner_facts
 from moe.cli.run import run_in_foreground
 from moe.cli.supervise.layout import Options
 from moe.cli.views import JsonLines, Lines, LiveTable, View
-from moe.operator.planner import Placement, Wishes
+from moe.operator.planner import ModelFacts, Placement, Wishes
 from moe.runtime.process import available_cores
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
@@ -95,13 +95,13 @@ def up(package: str, no_table: bool, as_json: bool, **chosen: Any) -> int:
     Starts a router, an aggregator and a process for every expert group, waits until all are ready, restarts what
     crashes, and shows a live table until Ctrl-C.
     """
-    opened = open_package(package)
-    launch = launch_of(opened.path, facts_of(opened), chosen)
+    path, facts = planner_facts(package)
+    launch = launch_of(path, facts, chosen)
     with prepared(launch, os.environ) as deployment:
         return run_in_foreground(deployment, _view(no_table=no_table, as_json=as_json))
 
 
-def launch_of(path: Path, facts: Any, chosen: dict[str, Any]) -> Launch:
+def launch_of(path: Path, facts: ModelFacts, chosen: dict[str, Any]) -> Launch:
     """The options of the command line as a launch."""
     wishes = Wishes(
         cores=available_cores(),
