@@ -7,7 +7,7 @@ import logging
 import grpc
 import pytest
 from moe.runtime import errors
-from moe.runtime.interception import printable
+from moe.runtime.interception import printable, pump
 from moe.runtime.server import Server, ServerSettings
 from moe.runtime.server_settings import client_options
 from support.echo_service import NAME, Echo, EchoClient, message
@@ -146,6 +146,27 @@ async def test_a_cancelled_call_is_no_error_in_the_log(echo, caplog):
     async with asyncio.timeout(10):
         await service.ended.wait()
     assert not caplog.records
+
+
+async def test_a_stream_whose_answer_cannot_be_written_runs_its_finally_before_the_call_is_over():
+    ended = []
+
+    async def answer():
+        try:
+            yield message()
+        finally:
+            ended.append(True)
+
+    class Gone:
+        """The context of a client that is gone."""
+
+        async def write(self, _):
+            raise ConnectionError
+
+    answering = answer()
+    with pytest.raises(ConnectionError):
+        await pump(answering, Gone())
+    assert ended == [True]
 
 
 async def test_random_bytes_at_the_port_do_not_disturb_others(echo, tmp_path):

@@ -130,17 +130,16 @@ async def test_a_second_signal_cuts_the_waiting_short(tmp_path, caplog):
         assert await call.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_health_watch_sees_the_drain_and_does_not_hold_it_up(tmp_path):
+async def test_a_health_watch_sees_the_drain_and_does_not_hold_it_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("moe.runtime.server._LAST_WRITES_S", 3600.0)
     async with Running(tmp_path) as running:
         await running.until(SERVING)
         watch = running.health.Watch(health_pb2.HealthCheckRequest())
         first = (await watch.read()).status
-        began = time.monotonic()
         running.lifecycle.drain()
         second = (await watch.read()).status
         await running.exit_code()
         assert (first, second) == (SERVING, NOT_SERVING)
-        assert time.monotonic() - began < 15
 
 
 async def test_the_last_hook_runs_however_the_process_ends(tmp_path, caplog):

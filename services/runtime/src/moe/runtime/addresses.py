@@ -21,15 +21,16 @@ _LONGEST_UNIX_PATH = 107
 
 @dataclass(frozen=True)
 class Address:
-    """A checked address. path: the unix socket's, None for TCP."""
+    """A checked address. path: the unix socket's, None for TCP. file: which file that is, once it is bound."""
 
     target: str
     path: Path | None
+    file: tuple[int, int] | None = None
 
-    def with_port(self, port: int) -> "Address":
-        """The address with the port that was given by the system for port 0."""
+    def bound(self, port: int) -> "Address":
+        """The address as it is now: with the port that the system gave for port 0, or the socket file made for it."""
         if self.path is not None:
-            return self
+            return Address(self.target, self.path, _identity(self.path))
         return Address(f"{self.target.rpartition(':')[0]}:{port}", None)
 
 
@@ -62,7 +63,7 @@ def bind(address: Address, open_port: Callable[[str], int]) -> Address:
     """
     with _claimed(address):
         try:
-            return address.with_port(open_port(address.target))
+            return address.bound(open_port(address.target))
         except RuntimeError as error:
             raise StartupError(f"cannot listen on {address.target}: {_why_not(address)}") from error
 
@@ -81,10 +82,21 @@ def _why_not(address: Address) -> str:
 
 
 def remove(address: Address) -> None:
-    """Removes the socket file of a server that has ended."""
-    if address.path is not None:
-        with contextlib.suppress(FileNotFoundError):
+    """Removes the socket file of a server that has ended, unless another server has taken the path since.
+
+    grpcio removes it too when it stops in good order; this is for when it does not.
+    """
+    if address.path is None or address.file is None:
+        return
+    with contextlib.suppress(FileNotFoundError):
+        if _identity(address.path) == address.file:
             address.path.unlink()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Inode and time of change: a number that is used again does not deceive."""
+    status = path.lstat()
+    return status.st_ino, status.st_ctime_ns
 
 
 @contextlib.contextmanager

@@ -78,7 +78,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
 
         async def call(request: Any, context: Context) -> None:
             produced = _refuse(request) if isinstance(request, _Malformed) else behaviour(request, context)
-            work = produced if inspect.isawaitable(produced) else _pump(produced, context)
+            work = produced if inspect.isawaitable(produced) else pump(produced, context)
             await self._guarded(work, method, context)
 
         return call
@@ -136,7 +136,7 @@ async def _refuse(malformed: _Malformed) -> NoReturn:
     raise malformed.error
 
 
-async def _pump(responses: AsyncIterator[Any], context: Context) -> None:
+async def pump(responses: AsyncIterator[Any], context: Context) -> None:
     """Writes what an async generator yields; closes it whatever happens, so that its `finally` runs at once."""
     try:
         async for response in responses:

@@ -57,7 +57,7 @@ def from_wire_dtype(value: WireDtype, *, field: str) -> torch.dtype:
 def to_message(tensor: Tensor) -> tensor_pb2.Tensor:
     """A message with the tensor's dtype, shape and elements, row-major. Raises TypeError for other dtypes."""
     wire_dtype = to_wire_dtype(tensor.dtype)
-    flat = tensor.detach().contiguous().cpu().reshape(-1)
+    flat = tensor.detach().cpu().reshape(-1)
     data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
     return tensor_pb2.Tensor(dtype=wire_dtype, shape=tuple(tensor.shape), data=data)
 
