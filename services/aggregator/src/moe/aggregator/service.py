@@ -1,0 +1,82 @@
+"""An aggregator process, put together: combiner, wire, directory, server.
+
+It is ready as soon as its port is open: the streams to the experts come and go, and a part whose stream is not there
+yet is sent again by its router.
+"""
+
+import grpc
+from moe.aggregator.combiner import Combiner
+from moe.aggregator.follower import ExpertFollower
+from moe.aggregator.settings import AggregatorSettings
+from moe.api.aggregator.v1 import aggregator_pb2
+from moe.api.control.v1 import control_pb2
+from moe.discovery.file import FileDirectory
+from moe.runtime.process import new_instance_id
+from moe.runtime.server import Service
+from moe.wire.grpcio import AggregatorServer, WireSettings
+
+_SERVICE = aggregator_pb2.DESCRIPTOR.services_by_name["AggregatorService"].full_name
+
+
+class AggregatorProcess:
+    """One aggregator's process."""
+
+    def __init__(self, settings: AggregatorSettings) -> None:
+        self._settings = settings
+        self._instance = new_instance_id()
+        self._combiner = Combiner(settings.limits())
+        self._wire: AggregatorServer | None = None
+        self._follower: ExpertFollower | None = None
+
+    def service(self) -> Service:
+        """What the runtime's server runs."""
+        return Service(
+            name=self._settings.name,
+            services=(_SERVICE,),
+            register=self._register,
+            describe=self._describe,
+            stats=self._stats,
+            on_drain=self._drain,
+            on_stop=self._stop,
+            instance=self._instance,
+        )
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        """On the server's loop, where the wire lives."""
+        settings = WireSettings(max_message_bytes=self._settings.server.max_message_bytes)
+        self._wire = AggregatorServer(self._combiner, self._settings.name, self._instance, settings)
+        self._wire.register(server)
+        self._follower = ExpertFollower(FileDirectory(self._settings.directory), self._wire.set_experts)
+
+    async def _drain(self) -> None:
+        if self._wire:
+            await self._wire.drained()
+
+    async def _stop(self) -> None:
+        if self._follower:
+            self._follower.close()
+        if self._wire:
+            await self._wire.close()
+
+    def _describe(self) -> control_pb2.DescribeResponse:
+        settings = self._settings
+        return control_pb2.DescribeResponse(
+            role=control_pb2.ROLE_AGGREGATOR,
+            name=settings.name,
+            wire=AggregatorServer.name,
+            deterministic=settings.deterministic,
+            facts={"threads": str(settings.threads), "directory": str(settings.directory)},
+        )
+
+    def _stats(self) -> control_pb2.StatsResponse:
+        stats = self._combiner.stats()
+        figures = control_pb2.AggregatorStats(
+            combined=stats.combined,
+            open=stats.open,
+            duplicates=stats.duplicates,
+            refused=stats.refused,
+            missing=stats.missing,
+            failed=stats.failed,
+            sources=self._wire.sources() if self._wire else 0,
+        )
+        return control_pb2.StatsResponse(role=control_pb2.ROLE_AGGREGATOR, name=self._settings.name, aggregator=figures)
