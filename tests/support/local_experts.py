@@ -7,8 +7,8 @@ expert by expert from its own weights.
 from typing import Any
 
 import torch
-from moe.models.seams.experts import find_experts
-from torch import Tensor, nn
+from moe.models.seams.experts_discovery import find_experts
+from torch import Tensor
 from transformers.integrations.moe import grouped_mm_experts_forward
 
 
@@ -19,7 +19,7 @@ class LocalExperts:
     """
 
     def __init__(self, model: Any, *, rowwise: bool = False) -> None:
-        self._modules = find_experts(model)
+        self._modules = {layer: experts.module for layer, experts in find_experts(model).items()}
         self._rowwise = rowwise
         self.calls: list[tuple[int, Tensor, Tensor]] = []
 
@@ -29,15 +29,16 @@ class LocalExperts:
         module = self._modules[layer]
         if not self._rowwise:
             return _compute(module, hidden, index, weights)
-        parts = [_compute(module, *part) for part in zip(hidden.split(1), index.split(1), weights.split(1), strict=True)]
+        parts = [
+            _compute(module, *part) for part in zip(hidden.split(1), index.split(1), weights.split(1), strict=True)
+        ]
         return torch.cat(parts)
 
 
-def _compute(module: nn.Module, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+def _compute(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
     if not hasattr(module, "_is_expert_parallel"):
         return _concatenated(module, hidden, index, weights)
     module._is_expert_parallel = True  # so that slots of index >= num_experts contribute nothing
-    # Sentinels' rows may be left as they were in memory, hence a weight of exactly zero for them.
     result: Tensor = grouped_mm_experts_forward(module, hidden, index, weights)
     return result
 

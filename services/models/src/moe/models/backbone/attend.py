@@ -8,9 +8,10 @@ from torch import Tensor
 def attend(
     query: Tensor, key: Tensor, value: Tensor, *, scale: float, mask: Tensor | None, sinks: Tensor | None = None
 ) -> Tensor:
-    """Attention of [b, heads, groups, n, size] queries over [b, heads, length, size] keys; gives [b, heads, groups, n, v].
+    """Attention of [b, heads, groups, n, size] queries over [b, heads, length, size] keys and values of size v.
 
-    `groups` query heads share a key head. mask: added to the scores, 0 or -inf, broadcastable to [b, 1, 1, n, length].
+    Gives [b, heads, groups, n, v]. `groups` query heads share a key head.
+    mask: added to the scores, 0 or -inf, broadcastable to [b, 1, 1, n, length].
     sinks: [heads, groups], a learnt score that takes its share of the softmax and has no value (GPT-OSS).
     Softmax runs in float32 and is rounded to the query's dtype, as the library's eager attention does.
     """

@@ -152,7 +152,7 @@ def attend_runs(
     plan: Plan, keys: Tensor, values: Tensor, query: Tensor, *, scale: float, sinks: Tensor | None
 ) -> Tensor:
     """Queries [n, query heads, size] of the plan's decoding rows over a layer's slabs; gives [n, query heads, v]."""
-    grouped = query.unflatten(1, (keys.shape[1], -1)).unsqueeze(3)
+    grouped = query.reshape(query.shape[0], keys.shape[1], -1, 1, query.shape[-1])
     mixed = [
         attend(
             grouped[run.rows],
@@ -188,6 +188,6 @@ def attend_stretch(
     mask = stretch.mask
     if mask is None:
         mask = query.new_full((n, n), float("-inf")).triu(1)
-    grouped = query.transpose(0, 1).unflatten(0, (heads, -1))[None]
+    grouped = query.transpose(0, 1).reshape(1, heads, -1, n, query.shape[-1])
     mixed = attend(grouped, key, value, scale=scale, mask=mask, sinks=sinks)
     return mixed[0].flatten(0, 1).transpose(0, 1)

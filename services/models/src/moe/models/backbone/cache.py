@@ -51,9 +51,9 @@ class SlotCache:
             self.lengths[segment.slot] = segment.start + segment.count
 
     def spoil(self, rows: PackedRows) -> None:
-        """After a failed step: keys and values are written again by a retry, a recurrent state has moved on for good."""
-        for segment in rows.segments:
-            if self.geometry.recurrent:
+        """After a failed step: a retry writes keys and values again, but a recurrent state has moved on for good."""
+        if self.geometry.recurrent:
+            for segment in rows.segments:
                 self.lengths[segment.slot] = None
 
     def release(self, slot: int) -> None:
@@ -99,5 +99,3 @@ def refuse_beyond_memory(geometry: Geometry, slots: int, tokens: int) -> None:
             f"({geometry.bytes_per_token} bytes a token, {geometry.bytes_per_slot} a slot); "
             f"{gibibytes(available)} are free; ask for fewer slots or tokens"
         )
-
-

@@ -5,16 +5,19 @@ q . (Wk c) = (Wk^T q) . c, and sum of p (Wv c) = Wv (sum of p c). A chunk expand
 which is cheaper for many queries. Both equal the library's formula but for rounding.
 """
 
+from typing import Any
+
 import torch
 from moe.models.backbone.attention import Plan, attend_runs, attend_stretch
 from moe.models.backbone.cache import SlotCache
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional
 
 
 class LatentProjection:
     """The up-projections of one attention module, viewed per head."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: Any) -> None:
         self.plain = int(module.qk_nope_head_dim)
         self.value = int(module.v_head_dim)
         self.rank = int(module.kv_lora_rank)
@@ -25,7 +28,7 @@ class LatentProjection:
 
     def absorb(self, query: Tensor) -> Tensor:
         """Queries [n, heads, plain + rotary] to latent space: [n, heads, rank + rotary]."""
-        plain, rotary = query.split((self.plain, query.shape[-1] - self.plain), dim=-1)
+        plain, rotary = torch.split(query, [self.plain, query.shape[-1] - self.plain], dim=-1)
         latent = torch.bmm(plain.transpose(0, 1), self._per_head()[:, : self.plain])
         return torch.cat((latent.transpose(0, 1), rotary), dim=-1)
 
@@ -35,9 +38,9 @@ class LatentProjection:
 
     def expand(self, latents: Tensor) -> tuple[Tensor, Tensor]:
         """Cached latents [length, rank + rotary] to keys [1, heads, length, plain + rotary] and values."""
-        latent, rotary = latents.split((self.rank, latents.shape[-1] - self.rank), dim=-1)
-        both = nn.functional.linear(latent, self.weight).unflatten(-1, (-1, self.plain + self.value)).transpose(0, 1)
-        plain, values = both.split((self.plain, self.value), dim=-1)
+        latent, rotary = torch.split(latents, [self.rank, latents.shape[-1] - self.rank], dim=-1)
+        both = functional.linear(latent, self.weight).view(latent.shape[0], -1, self.plain + self.value).transpose(0, 1)
+        plain, values = torch.split(both, [self.plain, self.value], dim=-1)
         keys = torch.cat((plain, rotary.expand(plain.shape[0], -1, -1)), dim=-1)
         return keys[None], values[None]
 
@@ -54,7 +57,5 @@ def attend_latent(
     for stretch in plan.stretches:
         latents = cache.keys[layer][stretch.chunk.slot, 0, stretch.low : stretch.high]
         keys, values = projection.expand(latents)
-        result[stretch.rows] = attend_stretch(
-            stretch, query[stretch.rows], keys, values, scale=scale, sinks=None
-        )
+        result[stretch.rows] = attend_stretch(stretch, query[stretch.rows], keys, values, scale=scale, sinks=None)
     return result

@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 import transformers
-from moe.models.seams.errors import BackboneWeightsError, UnsupportedBackboneError
+from moe.models.errors import UnsupportedModelError
 from moe.models.package import Package
-from moe.models.seams.experts import expert_prefixes, find_experts, strip_experts
+from moe.models.seams.errors import BackboneWeightsError, UnsupportedBackboneError
+from moe.models.seams.experts import strip_experts
+from moe.models.seams.experts_discovery import find_experts
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,8 @@ def load_without_experts(directory: Path, dtype: torch.dtype | None) -> Any:
             use_safetensors=True,
             output_loading_info=True,
         )
+    except UnsupportedModelError as error:
+        raise UnsupportedBackboneError(f"{directory}: {error}") from error
     except (OSError, RuntimeError, ValueError) as error:
         raise BackboneWeightsError(f"{directory}: {error}") from error
     refuse_wrong_weights(directory, report)
@@ -61,7 +65,9 @@ def read_config(directory: Path) -> Any:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else type(quantised).__name__
         raise UnsupportedBackboneError(f"{directory}: quantised checkpoints ({method}) can't be served; dequantise it")
     if config.is_encoder_decoder:
-        raise UnsupportedBackboneError(f"{directory}: {config.model_type} is an encoder-decoder; only decoders are served")
+        raise UnsupportedBackboneError(
+            f"{directory}: {config.model_type} is an encoder-decoder; only decoders are served"
+        )
     return config
 
 
@@ -79,11 +85,12 @@ def without_experts(kind: Any) -> Any:
 
     def construct(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, config, *args, **kwargs)
-        if not find_experts(self):
+        experts = find_experts(self)
+        if not experts:
             raise UnsupportedBackboneError(
                 f"{config.model_type} has no routed experts; make some with `moe convert --upcycle` or `--split`"
             )
-        self._keys_to_ignore_on_load_unexpected |= {f"^{re.escape(prefix)}" for prefix in expert_prefixes(self)}
+        self._keys_to_ignore_on_load_unexpected |= {rf"^{re.escape(item.name)}\." for item in experts.values()}
         strip_experts(self)
 
     names = {"__init__": construct, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
@@ -95,9 +102,15 @@ def refuse_wrong_weights(directory: Path, report: dict[str, Any]) -> None:
     unknown = sorted(report["unexpected_keys"])
     missing = sorted(report["missing_keys"])
     shapes = sorted(str(entry[0]) for entry in report["mismatched_keys"])
-    for what, names in (("are missing", missing), ("have no place in the model", unknown), ("have a wrong shape", shapes)):
+    for what, names in (
+        ("are missing", missing),
+        ("have no place in the model", unknown),
+        ("have a wrong shape", shapes),
+    ):
         if names:
-            listed = ", ".join(names[:LISTED_NAMES]) + (f" and {len(names) - LISTED_NAMES} more" if names[LISTED_NAMES:] else "")
+            listed = ", ".join(names[:LISTED_NAMES]) + (
+                f" and {len(names) - LISTED_NAMES} more" if names[LISTED_NAMES:] else ""
+            )
             raise BackboneWeightsError(f"{directory}: tensors {what}: {listed}; convert the checkpoint again")
 
 

@@ -1,13 +1,14 @@
 """The backbone that the router steps: the library's model, connected at the seams, over a slot cache."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from moe.models.backbone.cache import SlotCache
-from moe.models.seams.errors import StepError
 from moe.models.backbone.facts import read_facts
+from moe.models.backbone.fixed_shapes import FixedShapes
 from moe.models.backbone.geometry import Geometry
 from moe.models.backbone.latent import LatentProjection
 from moe.models.backbone.load import backbone_directory, load_without_experts
@@ -15,11 +16,12 @@ from moe.models.backbone.recurrent import find_recurrent, wrap_recurrent
 from moe.models.backbone.segments import PackedRows, check_batch
 from moe.models.backbone.step_cache import StepCache
 from moe.models.backbone.survey import find_latent, survey_layers
-from moe.models.backbone.tiles import padded_rows, tile_linears, tiled_linear
+from moe.models.backbone.tiles import padded_rows
 from moe.models.contract import BackboneInfo, Experts, PackedBatch, Segment
 from moe.models.package import Package
 from moe.models.seams.attention import PACKED_ATTENTION
-from moe.models.seams.experts import ExpertsSeam, connect_experts, find_experts
+from moe.models.seams.errors import StepError
+from moe.models.seams.experts import ExpertsSeam, connect_experts
 from moe.models.seams.gates import ExpertMask, Gate, connect_gates, find_gates
 from torch import Tensor
 from torch.nn import functional
@@ -33,9 +35,10 @@ class TransformersBackbone:
 
     def __init__(self, model: Any, *, deterministic: bool) -> None:
         self._model, self._deterministic = model, deterministic
-        self._seam = ExpertsSeam()
+        self._mode = FixedShapes() if deterministic else None
+        self._seam = ExpertsSeam(self._mode.pause if self._mode else nullcontext)
         counts = connect_experts(model, self._seam)
-        self.gates: dict[int, Gate] = find_gates(model, find_experts(model))
+        self.gates: dict[int, Gate] = find_gates(model)
         connect_gates(self.gates)
         self._mask = ExpertMask(self.gates)
         facts = read_facts(model)
@@ -100,13 +103,14 @@ class TransformersBackbone:
         if self._deterministic:
             token_ids = functional.pad(token_ids, (0, rows.padded - rows.count))
             kept = functional.pad(kept, (0, padded_rows(wanted) - wanted))
-        output = self._model(
-            input_ids=token_ids[None],
-            position_ids=rows.positions[None],
-            cache=StepCache(cache, rows, self._latents, deterministic=self._deterministic),
-            use_cache=False,
-            logits_to_keep=kept,
-        )
+        with self._mode or nullcontext():
+            output = self._model(
+                input_ids=token_ids[None],
+                position_ids=rows.positions[None],
+                cache=StepCache(cache, rows, self._latents, self._mode),
+                use_cache=False,
+                logits_to_keep=kept,
+            )
         logits: Tensor = output.logits[0, :wanted].float()
         return logits
 
@@ -132,10 +136,6 @@ class TransformersBackbone:
         for module in find_recurrent(self._model).values():
             wrap_recurrent(module, deterministic=self._deterministic)
         self._model.set_attn_implementation(PACKED_ATTENTION)
-        if self._deterministic:
-            tile_linears(self._model)
-            for gate in self.gates.values():
-                gate.product = tiled_linear
 
 
 def load_backbone(

@@ -5,7 +5,7 @@ rows that decode as one batch of single tokens, every chunk by itself. Between t
 cache. A new sequence starts from zero states, which equals the library's start without states.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,18 +112,17 @@ def run_recurrent(
     return result
 
 
-def find_recurrent(model: nn.Module) -> dict[int, nn.Module]:
+def find_recurrent(model: nn.Module) -> dict[int, Any]:
     """The known linear-attention modules by layer."""
-    return {
-        int(module.layer_idx): module for module in model.modules() if type(module).__name__ in RECURRENT_CLASSES
-    }
+    modules: Iterable[Any] = model.modules()
+    return {int(module.layer_idx): module for module in modules if type(module).__name__ in RECURRENT_CLASSES}
 
 
-def wrap_recurrent(module: nn.Module, *, deterministic: bool) -> None:
+def wrap_recurrent(module: Any, *, deterministic: bool) -> None:
     """Makes a linear-attention module take packed rows, in place. Its `cache` argument is then a `StepCache`."""
     original = module.forward
 
     def forward(hidden_states: Tensor, cache: Any = None, **_: object) -> Tensor:
         return run_recurrent(original, hidden_states, cache.rows, cache.slots, deterministic=deterministic)
 
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward

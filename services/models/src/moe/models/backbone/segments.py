@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from moe.models.seams.errors import StepError
 from moe.models.contract import PackedBatch, Segment
+from moe.models.seams.errors import StepError
 from torch import Tensor
 
 

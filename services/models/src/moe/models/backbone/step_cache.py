@@ -7,6 +7,7 @@ from typing import Any
 
 from moe.models.backbone.attention import Plan, attend_packed, plan_attention
 from moe.models.backbone.cache import SlotCache
+from moe.models.backbone.fixed_shapes import FixedShapes
 from moe.models.backbone.geometry import Visibility
 from moe.models.backbone.latent import LatentProjection, attend_latent
 from moe.models.backbone.segments import PackedRows
@@ -15,13 +16,16 @@ from torch import Tensor
 
 
 class StepCache:
-    """One step's view of the slot cache. `slots` is the slot cache, `rows` the step's rows."""
+    """One step's view of the slot cache. `slots` is the slot cache, `rows` the step's rows.
+
+    mode: deterministic mode, which attention pauses; None without.
+    """
 
     def __init__(
-        self, slots: SlotCache, rows: PackedRows, latents: dict[int, LatentProjection], *, deterministic: bool
+        self, slots: SlotCache, rows: PackedRows, latents: dict[int, LatentProjection], mode: FixedShapes | None
     ) -> None:
         self.slots, self.rows = slots, rows
-        self._latents, self._deterministic = latents, deterministic
+        self._latents, self._mode = latents, mode
         self._plans: dict[Visibility, Plan] = {}
         self._tiles: dict[Visibility, TilePlan] = {}
 
@@ -41,9 +45,10 @@ class StepCache:
     def attend(self, layer: int, query: Tensor, *, scale: float, sinks: Tensor | None) -> Tensor:
         """Attention of queries [1, query heads, rows, size]; gives [1, rows, query heads, v]."""
         queries = query[0].transpose(0, 1)
-        if not self._deterministic:
+        if self._mode is None:
             return self._attend(layer, queries, scale, sinks)[None]
-        mixed = self._attend_tiled(layer, queries[: self.rows.count], scale, sinks)
+        with self._mode.pause():
+            mixed = self._attend_tiled(layer, queries[: self.rows.count], scale, sinks)
         result = mixed.new_zeros(self.rows.padded, *mixed.shape[1:])
         result[: self.rows.count] = mixed
         return result[None]

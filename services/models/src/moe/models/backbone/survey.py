@@ -5,14 +5,14 @@ The library decides both deep inside each family: masks are built from the confi
 library for its mask function and compares it with the kinds that packed attention knows; anything else is refused.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from moe.models.seams.errors import UnsupportedBackboneError
 from moe.models.backbone.geometry import AttentionLayer, Geometry, RecurrentLayer, Visibility
 from moe.models.backbone.recurrent import find_recurrent
+from moe.models.seams.errors import UnsupportedBackboneError
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -91,7 +91,7 @@ class Survey:
 
 
 def _survey_attention(
-    module: nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -99,7 +99,7 @@ def _survey_attention(
     survey: Survey | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    layer = int(module.layer_idx)
     strange = sorted(name for name, given in kwargs.items() if given is not None and name not in KNOWN_ARGUMENTS)
     if strange or kwargs.get("is_causal") is False or survey is None:
         reason = f"arguments {', '.join(strange)}" if strange else "attention that isn't causal or keeps no cache"
@@ -140,9 +140,10 @@ def survey_layers(model: Any, layers: int, max_context: int) -> Geometry:
     return geometry
 
 
-def find_latent(model: nn.Module) -> dict[int, nn.Module]:
+def find_latent(model: nn.Module) -> dict[int, Any]:
     """Modules of multi-head latent attention by layer."""
-    return {int(module.layer_idx): module for module in model.modules() if hasattr(module, "expand_kv")}  # type: ignore[arg-type]
+    modules: Iterable[Any] = model.modules()
+    return {int(module.layer_idx): module for module in modules if hasattr(module, "expand_kv")}
 
 
 def _attention(model: nn.Module, seen: Survey, max_context: int) -> dict[int, AttentionLayer]:

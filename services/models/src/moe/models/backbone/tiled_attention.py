@@ -66,7 +66,7 @@ def attend_tiled(
     keys, values = cache.keys[layer], cache.values[layer]
     laid = query.new_zeros(len(plan.tiles) * QUERY_TILE, *query.shape[1:])
     laid[plan.places] = query
-    grouped = laid.unflatten(0, (-1, QUERY_TILE)).unflatten(2, (keys.shape[1], -1)).permute(0, 2, 3, 1, 4)
+    grouped = laid.view(len(plan.tiles), QUERY_TILE, keys.shape[1], -1, query.shape[-1]).permute(0, 2, 3, 1, 4)
     mixed = [
         attend(
             grouped[place : place + 1].contiguous(),

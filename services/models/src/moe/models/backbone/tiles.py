@@ -1,19 +1,30 @@
-"""Matrix products in tiles of one fixed number of rows: the base of deterministic mode.
+"""Arithmetic whose bits depend on each row alone: the base of deterministic mode.
 
 Libraries pick another kernel, hence another rounding, for another number of rows; with the same number a row's bits
-depend neither on its place nor on its neighbours (measured: shared/prototypes/determinism). So every product sees
-exactly TILE rows, the last tile filled up with zeros.
+depend neither on its place nor on its neighbours (measured: shared/prototypes/determinism). So every matrix product
+sees exactly TILE rows, the last tile filled up with zeros.
+
+Elementwise functions are no better: torch computes exp and its like in vectors as far as they go and the rest of a
+tensor (or of a thread's share of it) one by one, with other last bits. So they run in pieces that are whole vectors.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 TILE = 16
 """Rows per product. Sixteen is one AMX tile: bfloat16 products of fewer rows are hardly cheaper."""
 
 ALIGNMENT = 64
 """Bytes. Some libraries round differently for operands that start inside a cache line."""
+
+VECTOR = 64
+"""Elements. A multiple of what torch's vector loops take at a time: two registers, at most 32 bfloat16 each."""
+
+PIECE = 16384
+"""Elements; less than what torch splits between threads (32,768), and a multiple of VECTOR."""
 
 
 def padded_rows(rows: int) -> int:
@@ -25,7 +36,7 @@ def row_tiles(rows: Tensor) -> tuple[Tensor, ...]:
     """Splits [n, width] into contiguous, aligned tiles [TILE, width], the last one padded with zeros."""
     missing = padded_rows(rows.shape[0]) - rows.shape[0]
     padded = F.pad(rows, (0, 0, 0, missing)) if missing else rows
-    return tuple(_settled(tile) for tile in padded.split(TILE))
+    return tuple(_settled(tile) for tile in torch.split(padded, TILE))
 
 
 def _settled(tile: Tensor) -> Tensor:
@@ -41,19 +52,11 @@ def tiled_linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
     return result[: flat.shape[0]].view(*rows.shape[:-1], weight.shape[0])
 
 
-class TiledLinear(nn.Linear):
-    """A linear layer that computes in tiles; made from an `nn.Linear` by `tile_linears`, never constructed."""
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """[..., in_features] to [..., out_features]."""
-        return tiled_linear(rows, self.weight, self.bias)
-
-
-def tile_linears(model: nn.Module) -> None:
-    """Turns every plain linear layer of the model into a tiled one, in place.
-
-    Subclasses with a forward of their own (gates) are left alone; the gate seam tiles their product.
-    """
-    for module in model.modules():
-        if type(module) is nn.Linear:
-            module.__class__ = TiledLinear
+def in_vectors(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+    """An elementwise function of a tensor of any shape, with bits that depend on each element alone."""
+    flat = values.reshape(-1)
+    missing = -flat.shape[0] % VECTOR
+    padded = F.pad(flat, (0, missing)) if missing else flat
+    pieces = [function(piece) for piece in torch.split(padded, PIECE)]
+    result = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    return result[: flat.shape[0]].view(values.shape)

@@ -6,7 +6,7 @@ outside a step, which is an error. Under this name the library builds no masks.
 
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AttentionInterface
 
 PACKED_ATTENTION = "moe_packed"
@@ -21,7 +21,7 @@ class PackedAttention(Protocol):
 
 
 def packed_attention(
-    module: nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,

@@ -1,10 +1,10 @@
 """What goes wrong with a backbone, as one tree of exceptions.
 
-    ModelsError
-    └── BackboneError
-        ├── UnsupportedBackboneError  the model is sound, but this engine can't serve it (gives the reason)
-        ├── BackboneWeightsError      tensors are missing, unknown or of another shape (names them)
-        └── StepError                 a step was asked for something impossible (names the field, value and bound)
+ModelsError
+└── BackboneError
+    ├── UnsupportedBackboneError  the model is sound, but this engine can't serve it (gives the reason)
+    ├── BackboneWeightsError      tensors are missing, unknown or of another shape (names them)
+    └── StepError                 a step was asked for something impossible (names the field, value and bound)
 """
 
 from moe.models.errors import ModelsError

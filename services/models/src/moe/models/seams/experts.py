@@ -4,14 +4,15 @@ Decorated families go through the library's own ExpertsInterface; Llama 4, which
 expert's input instead of its output, through an adapter. Modules keep their place, but no parameters.
 """
 
-import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from moe.models.seams.errors import BackboneError, UnsupportedBackboneError
 from moe.models.contract import Experts
+from moe.models.seams.errors import BackboneError, UnsupportedBackboneError
+from moe.models.seams.experts_discovery import find_experts
 from torch import Tensor, nn
 from transformers.integrations.moe import ExpertsInterface
 
@@ -20,8 +21,6 @@ REMOTE_EXPERTS = "moe_remote"
 
 SCALED_INPUT_BLOCKS = frozenset({"Llama4TextMoe"})
 """Undecorated blocks that the adapter knows: input scaled by the weight, experts in a child named `experts`."""
-
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 class StepRows(Protocol):
@@ -36,46 +35,26 @@ class StepRows(Protocol):
         """Each real row's row in the batch."""
 
 
-def find_experts(model: nn.Module) -> dict[int, nn.Module]:
-    """The modules of routed experts by decoder layer.
-
-    Raises UnsupportedBackboneError when a module belongs to no layer or a layer has two.
-    """
-    found: dict[int, nn.Module] = {}
-    for name, module in model.named_modules():
-        if type(module).__name__ in SCALED_INPUT_BLOCKS:
-            module, name = module.experts, f"{name}.experts"
-        elif not hasattr(module, "_is_expert_parallel"):
-            continue
-        layer = _LAYER.search(name)
-        if layer is None:
-            raise UnsupportedBackboneError(f"experts at {name} belong to no decoder layer")
-        if found.setdefault(int(layer[1]), module) is not module:
-            raise UnsupportedBackboneError(f"layer {layer[1]} has two sets of routed experts")
-    return found
-
-
-def expert_prefixes(model: nn.Module) -> tuple[str, ...]:
-    """Beginnings of the names of all experts' parameters."""
-    modules = {id(module) for module in find_experts(model).values()}
-    return tuple(f"{name}." for name, module in model.named_modules() if id(module) in modules)
-
-
 def strip_experts(model: nn.Module) -> None:
     """Removes the experts' parameters (and children that hold some), so that loading never reads their tensors."""
-    for module in find_experts(model).values():
+    for experts in find_experts(model).values():
+        module: Any = experts.module
         module._parameters.clear()
         for name, child in list(module.named_children()):
             if next(child.parameters(), None) is not None:
                 del module._modules[name]
         # The library's initialisation of missing weights would look for the parameters.
-        module._is_hf_initialized = True  # type: ignore[assignment]
+        module._is_hf_initialized = True
 
 
 @dataclass
 class ExpertsSeam:
-    """Carries one step's callback to the modules. dead: layer -> bool [experts + 1], slots that are dropped."""
+    """Carries one step's callback to the modules.
 
+    outside: what to enter while the callback runs. dead: layer -> bool [experts + 1], slots that are dropped.
+    """
+
+    outside: Callable[[], AbstractContextManager[None]] = nullcontext
     dead: dict[int, Tensor] = field(default_factory=dict)
     _experts: Experts | None = None
     _rows: StepRows | None = None
@@ -132,7 +111,8 @@ class ExpertsSeam:
         dead = self.dead.get(layer)
         if dead is not None:
             index = torch.where(dead[index.clamp_max(count)], count, index)
-        answer = experts(layer, hidden, index, weights, rows)
+        with self.outside():
+            answer = experts(layer, hidden, index, weights, rows)
         if answer.shape != hidden.shape or answer.dtype != hidden.dtype:
             raise BackboneError(
                 f"experts: layer {layer} answered {answer.dtype} {tuple(answer.shape)}; "
@@ -141,29 +121,33 @@ class ExpertsSeam:
         return answer
 
 
-def remote_experts(self: nn.Module, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+def remote_experts(self: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
     """The library's experts function: [n, hidden], [n, k], [n, k] to [n, hidden]."""
-    call: Callable[[Tensor, Tensor, Tensor], Tensor] = self.moe_call  # type: ignore[assignment]
-    return call(hidden, index, weights)
+    answer: Tensor = self.moe_call(hidden, index, weights)
+    return answer
 
 
 ExpertsInterface.register(REMOTE_EXPERTS, remote_experts)
 
 
 def connect_experts(model: Any, seam: ExpertsSeam) -> dict[int, int]:
-    """Makes the model's experts ask the seam; gives layer -> number of routed experts."""
-    counts: dict[int, int] = {}
-    for layer, module in find_experts(model).items():
-        counts[layer] = int(module.num_experts)
-        if hasattr(module, "_is_expert_parallel"):
-            module.moe_call = _bound(seam.call, layer, counts[layer])
-    for name, block in model.named_modules():
-        if type(block).__name__ in SCALED_INPUT_BLOCKS:
-            layer = int(_LAYER.search(name)[1])  # type: ignore[index]
-            block.forward = _scaled_input_forward(block, _bound(seam.call_scaled, layer, counts[layer]))
-    if any(hasattr(module, "moe_call") for module in model.modules()):
+    """Makes the model's experts ask the seam; gives layer -> number of routed experts.
+
+    Raises UnsupportedBackboneError for experts that neither way reaches.
+    """
+    found = find_experts(model)
+    for layer, experts in found.items():
+        module: Any = experts.module
+        block: Any = model.get_submodule(experts.name.rpartition(".")[0])
+        if experts.decorated:
+            module.moe_call = _bound(seam.call, layer, experts.count)
+        elif type(block).__name__ in SCALED_INPUT_BLOCKS:
+            block.forward = _scaled_input_forward(block, _bound(seam.call_scaled, layer, experts.count))
+        else:
+            raise UnsupportedBackboneError(f"layer {layer}: {type(block).__name__} can't ask for its experts")
+    if any(experts.decorated for experts in found.values()):
         model.set_experts_implementation(REMOTE_EXPERTS)
-    return counts
+    return {layer: experts.count for layer, experts in found.items()}
 
 
 def _bound(call: Callable[..., Tensor], layer: int, count: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -174,14 +158,14 @@ def _bound(call: Callable[..., Tensor], layer: int, count: int) -> Callable[[Ten
 
 
 def _scaled_input_forward(
-    block: nn.Module, call: Callable[[Tensor, Tensor, Tensor], Tensor]
+    block: Any, call: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Llama 4's block: its router's choice, its shared expert, and the routed experts over the seam."""
 
     def forward(hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         hidden = hidden_states.reshape(-1, hidden_states.shape[-1])
         scores, logits = block.router(hidden)
-        index = torch.topk(logits, block.top_k, dim=1)[1]  # type: ignore[arg-type]
+        index = torch.topk(logits, block.top_k, dim=1)[1]
         result = block.shared_expert(hidden) + call(hidden, index, scores.gather(1, index))
         return result, logits
 

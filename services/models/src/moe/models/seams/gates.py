@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from moe.models.seams.errors import BackboneError, UnsupportedBackboneError
+from moe.models.seams.experts_discovery import find_experts
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -29,18 +30,17 @@ GatePatch = Callable[[Tensor], Tensor]
 
 @dataclass
 class Gate:
-    """A layer's gate. `patches` are applied to its logits in order; `product` computes them, instead of `F.linear`."""
+    """A layer's gate. `patches` are applied to its logits in order, before the family's own selection."""
 
-    module: nn.Module
+    module: Any
     experts: int
     patches: list[GatePatch] = field(default_factory=list)
-    product: Callable[..., Tensor] | None = None
     _bias: Tensor | None = None
 
     @property
     def topk(self) -> int:
         """Experts per token."""
-        return int(self.module.top_k)  # type: ignore[arg-type]
+        return int(self.module.top_k)
 
     def mask(self, ids: Sequence[int]) -> None:
         """Lowers the bias of dead experts where the family adds one to its scores; none restores it."""
@@ -66,20 +66,23 @@ class _FirstProduct(TorchFunctionMode):
         if self._done or func is not F.linear:
             return func(*args, **(kwargs or {}))
         self._done = True
-        logits = (self._gate.product or func)(*args, **(kwargs or {}))
+        logits = func(*args, **(kwargs or {}))
         for patch in self._gate.patches:
             logits = patch(logits)
         return logits
 
 
-def find_gates(model: nn.Module, experts: Mapping[int, nn.Module]) -> dict[int, Gate]:
+def find_gates(model: nn.Module) -> dict[int, Gate]:
     """Each MoE layer's gate: the class that the library records router logits of, else by name beside the experts.
 
     Raises UnsupportedBackboneError where there is none.
     """
     recorded = _recorded_classes(model)
-    parents = {id(child): parent for parent in model.modules() for child in parent.children()}
-    return {layer: Gate(_gate_in(parents[id(module)], recorded, layer), int(module.num_experts)) for layer, module in experts.items()}  # type: ignore[arg-type]
+    gates = {}
+    for layer, experts in find_experts(model).items():
+        block = model.get_submodule(experts.name.rpartition(".")[0])
+        gates[layer] = Gate(_gate_in(block, recorded, layer), experts.count)
+    return gates
 
 
 def _recorded_classes(model: nn.Module) -> tuple[type, ...]:
@@ -104,14 +107,14 @@ def _gate_in(block: nn.Module, recorded: tuple[type, ...], layer: int) -> nn.Mod
 def connect_gates(gates: Mapping[int, Gate]) -> None:
     """Makes every gate run its patches."""
     for gate in gates.values():
-        gate.module.forward = _patched(gate)  # type: ignore[method-assign]
+        gate.module.forward = _patched(gate)
 
 
 def _patched(gate: Gate) -> Callable[..., Any]:
     original = gate.module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if not (gate.patches or gate.product):
+        if not gate.patches:
             return original(*args, **kwargs)
         with _FirstProduct(gate):
             return original(*args, **kwargs)
