@@ -77,7 +77,7 @@ class Nursery:
         self.events = _Events()
         self.loop = LoopThread("nursery")
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-        modules = [MODULES[Role.EXPERT]]
+        modules = [MODULES[Role.EXPERT], MODULES[Role.AGGREGATOR]]
         self._log = folder / "nursery.log"
         self._server = self.loop.run(self._start(modules, environ))
         self.events.wait(lambda: self.events.ready, "importing the parts")
