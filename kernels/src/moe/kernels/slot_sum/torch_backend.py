@@ -11,21 +11,14 @@ from torch import Tensor
 
 def slot_sum(outputs: Tensor, slot_rows: Tensor, slot_weights: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
     """As moe.kernels.slot_sum.slot_sum."""
-    weighted = _weigh(outputs, slot_weights.unsqueeze(1))
+    # The product rounds to the promoted dtype of output and weight, as transformers' does; only the sum is wider.
+    weighted = (outputs * slot_weights.unsqueeze(1)).to(torch.promote_types(outputs.dtype, torch.float32))
     every, rest = divmod(len(slot_rows), max(rows, 1))
     # The usual case proves the order by itself; a few operations less count when caches are cold.
     if every and not rest and torch.equal(slot_rows, _uniform(slot_rows, rows, every)):
         return _sum_uniform(weighted, rows, every).to(dtype)
     check_order(slot_rows, rows)
     return _sum_ragged(weighted, slot_rows, rows).to(dtype)
-
-
-def _weigh(outputs: Tensor, weights: Tensor) -> Tensor:
-    """The products as transformers rounds them, to the promoted dtype of both; then wide enough to sum."""
-    promoted = torch.promote_types(outputs.dtype, weights.dtype)
-    wide = torch.promote_types(outputs.dtype, torch.float32)
-    # torch multiplies mixed dtypes several times slower than it converts and multiplies.
-    return (outputs.to(promoted) * weights.to(promoted)).to(wide)
 
 
 def _uniform(slot_rows: Tensor, rows: int, every: int) -> Tensor:
