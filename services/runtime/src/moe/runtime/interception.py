@@ -94,6 +94,10 @@ class Interceptor(grpc.aio.ServerInterceptor):
             return await work
         except grpc.aio.AbortError:
             raise
+        except asyncio.CancelledError:
+            if not self._in_flight.hung_up(task):
+                raise
+            await self._say_goodbye(task, context)
         except MoeError as error:
             await self._abort(error, method, context)
         except DecodeError as error:
@@ -104,6 +108,11 @@ class Interceptor(grpc.aio.ServerInterceptor):
             await context.abort(grpc.StatusCode.INTERNAL, message)
         finally:
             self._in_flight.leave(task)
+
+    async def _say_goodbye(self, task: asyncio.Task[Any], context: Context) -> NoReturn:
+        """Ends a call that the server cancels. grpcio sends no status for a cancelled task, and then waits for it."""
+        task.uncancel()
+        await context.abort(grpc.StatusCode.UNAVAILABLE, f"{self._name} has ended")
 
     async def _abort(self, error: MoeError, method: str, context: Context) -> NoReturn:
         if isinstance(error, StartupError) or error.code is grpc.StatusCode.INTERNAL:

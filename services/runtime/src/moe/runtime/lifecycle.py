@@ -76,6 +76,7 @@ class InFlight:
     def __init__(self) -> None:
         self._calls: dict[asyncio.Task[object], str] = {}
         self._auxiliary: set[asyncio.Task[object]] = set()
+        self._hung_up: set[asyncio.Task[object]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -101,7 +102,12 @@ class InFlight:
         """Returns when no call is in flight."""
         await self._idle.wait()
 
-    def cancel_auxiliary(self) -> None:
+    def hang_up_auxiliary(self) -> None:
         """Ends health watches and reflection streams, which never end by themselves."""
+        self._hung_up |= self._auxiliary
         for task in self._auxiliary:
             task.cancel()
+
+    def hung_up(self, task: asyncio.Task[object]) -> bool:
+        """Whether the call was ended by `hang_up_auxiliary`, so that its client still has to be told."""
+        return task in self._hung_up
