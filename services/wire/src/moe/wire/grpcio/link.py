@@ -4,7 +4,6 @@ Each attempt has a channel of its own, so that the waits between attempts are th
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -22,6 +21,8 @@ Response = TypeVar("Response")
 Received_contra = TypeVar("Received_contra", contravariant=True)
 
 Stream: TypeAlias = "grpc.aio.StreamStreamCall[Any, Any]"
+
+_CANCEL_AGAIN_S = 0.1
 
 logger = logging.getLogger("moe.wire")
 
@@ -68,6 +69,7 @@ class Link(Generic[Request, Response]):
         self._backoff = Backoff()
         self._outbox: Outbox[Request] = Outbox(settings.max_outbox_bytes)
         self._opened_at: float | None = None
+        self._closing = False
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"link to {endpoint}")
 
     def send(self, message: Request, size: int) -> bool:
@@ -75,17 +77,23 @@ class Link(Generic[Request, Response]):
         return self._outbox.put(message, size)
 
     async def close(self) -> None:
-        """Ends the stream for good; the end is not told."""
+        """Ends the stream for good; the end is not told.
+
+        Cancelling once is not enough: a call that grpc.aio is just starting swallows the cancellation.
+        """
+        self._closing = True
+        while not self._task.done():
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=_CANCEL_AGAIN_S)
         self.state = LinkState.CLOSED
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
 
     async def _run(self) -> None:
         while True:
             self._opened_at = None
-            reason = await self._attempt()
+            reason = await self._guarded_attempt()
             lasted = time.monotonic() - self._opened_at if self._opened_at else 0.0
+            if self._closing:
+                return
             level = logging.WARNING if self._opened_at else logging.DEBUG
             logger.log(level, "stream to %s: %s", self.endpoint, reason)
             self.state = LinkState.WAITING
@@ -93,6 +101,18 @@ class Link(Generic[Request, Response]):
             self._end.lost(reason)
             await asyncio.sleep(self._backoff.next_wait_s(lasted))
             self.state = LinkState.CONNECTING
+
+    async def _guarded_attempt(self) -> str:
+        """An attempt whose failure, of whatever kind, is not the end of the link."""
+        try:
+            return await self._attempt()
+        except asyncio.CancelledError:
+            if self._task.cancelling():
+                raise
+            return "the call was cancelled inside gRPC"
+        except Exception as error:
+            logger.exception("stream to %s failed unexpectedly", self.endpoint)
+            return f"failed unexpectedly: {error!r}"
 
     async def _attempt(self) -> str:
         """Dials, talks until the stream ends, and returns why it did."""
@@ -129,6 +149,7 @@ class Link(Generic[Request, Response]):
                 self._end.received(response)
             return await _ending(call)
         finally:
+            call.cancel()
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
 
