@@ -139,7 +139,7 @@ def _is_counts(value: object) -> TypeIs[list[int]]:
 def read_tensor(path: Path, entry: TensorEntry) -> Tensor:
     """Reads one tensor into memory of its own. Raises SafetensorsError when the file ends early.
 
-    The memory is mapped for it alone, so that it goes back to the system with the tensor: many megabyte-sized pieces from
+    The memory is mapped for it alone, so that it goes back to the system with the tensor: many megabyte-sized pieces of
     the allocator's heap would leave it fragmented and the process far larger than what it holds.
     """
     if not entry.spec.nbytes:
