@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from moe.aggregator.combiner import Combiner
@@ -36,9 +37,10 @@ class Distributed:
         combiner: Combining | None = None,
         policy: MissingPolicy = MissingPolicy.WAIT,
         timeout_s: float = 60.0,
+        dtype: torch.dtype | Literal["auto"] = "auto",
     ) -> None:
         embedded = placement is Placement.EMBEDDED
-        self.backbone = load_backbone(package, deterministic=deterministic)
+        self.backbone = load_backbone(package, dtype=dtype, deterministic=deterministic)
         info = self.backbone.info
         experts = max(info.moe_layers.values())
         self._directory = FileDirectory(fleet.directory)
