@@ -47,8 +47,9 @@ def markdown(results: dict[str, dict[str, float]]) -> str:
 @click.option("--corpora", type=click.Path(path_type=Path, exists=True), required=True, help="Folder of the texts.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="JSON file to write.")
 @click.option("--rows", default=8, show_default=True, help="Rows of 512 tokens per domain.")
+@click.option("--topk", "topks", type=int, multiple=True, default=TOPKS, show_default=True, help="Experts a token.")
 @click.option("--table", is_flag=True, help="Print the table as Markdown.")
-def main(*, dense: Path, moe: Path, corpora: Path, out: Path, rows: int, table: bool) -> None:
+def main(*, dense: Path, moe: Path, corpora: Path, out: Path, rows: int, topks: tuple[int, ...], table: bool) -> None:
     """Measure dense, then the demo model at every k; the JSON is written anew after each."""
     sets = evaluation_rows(corpora, AutoTokenizer.from_pretrained(dense), rows)
     report: dict[str, Any] = {
@@ -59,7 +60,7 @@ def main(*, dense: Path, moe: Path, corpora: Path, out: Path, rows: int, table: 
         "row_tokens": LENGTH,
         "results": {},
     }
-    models = [("dense", dense, None), *((f"k={topk}", moe, topk) for topk in TOPKS)]
+    models = [("dense", dense, None), *((f"k={topk}", moe, topk) for topk in topks)]
     model, loaded = None, None
     for name, path, topk in models:
         started = time.monotonic()
