@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import torch
 from moe.models.backbone.geometry import AttentionLayer, Geometry
-from moe.models.backbone.memory import available_bytes, gibibytes
+from moe.models.backbone.memory import available_bytes, readable
 from moe.models.backbone.segments import PackedRows
 from torch import Tensor
 
@@ -95,7 +95,7 @@ def refuse_beyond_memory(geometry: Geometry, slots: int, tokens: int) -> None:
     available = available_bytes()
     if available is not None and needed > available:
         raise MemoryError(
-            f"cache: {slots} slots of {tokens} tokens take {gibibytes(needed)} "
+            f"cache: {slots} slots of {tokens} tokens take {readable(needed)} "
             f"({geometry.bytes_per_token} bytes a token, {geometry.bytes_per_slot} a slot); "
-            f"{gibibytes(available)} are free; ask for fewer slots or tokens"
+            f"{readable(available)} are free; ask for fewer slots or tokens"
         )

@@ -20,6 +20,9 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 logger = logging.getLogger(__name__)
 
+OTHER_MODALITIES = r"(^|\.)(vision\w*|visual|audio\w*|multi_modal_projector)\."
+"""Tensors of a multimodal checkpoint that its text part does without."""
+
 LISTED_NAMES = 5
 """How many tensor names an error lists."""
 
@@ -31,17 +34,20 @@ def load_without_experts(directory: Path, dtype: torch.dtype | None) -> Any:
     """
     config = read_config(directory)
     kind = causal_class(config)
-    if kind.config_class is not type(config):
+    text_only = kind.config_class is not type(config)
+    if text_only:
         logger.info("serving the text part of %s only", type(config).__name__)
         config = config.get_text_config()
+    transformers.utils.logging.disable_progress_bar()
     try:
-        model, report = without_experts(kind).from_pretrained(
+        model, report = without_experts(kind, text_only=text_only).from_pretrained(
             directory,
             config=config,
             dtype=dtype or "auto",
             attn_implementation="eager",
             local_files_only=True,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
             output_loading_info=True,
         )
     except UnsupportedModelError as error:
@@ -80,8 +86,11 @@ def causal_class(config: Any) -> Any:
     return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
 
 
-def without_experts(kind: Any) -> Any:
-    """A subclass whose instances have no expert parameters; it keeps the class's name, by which the library maps."""
+def without_experts(kind: Any, *, text_only: bool) -> Any:
+    """A subclass whose instances have no expert parameters; it keeps the class's name, by which the library maps.
+
+    text_only: the checkpoint holds other modalities beside the text part, whose tensors are not read.
+    """
 
     def construct(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, config, *args, **kwargs)
@@ -90,7 +99,9 @@ def without_experts(kind: Any) -> Any:
             raise UnsupportedBackboneError(
                 f"{config.model_type} has no routed experts; make some with `moe convert --upcycle` or `--split`"
             )
-        self._keys_to_ignore_on_load_unexpected |= {rf"^{re.escape(item.name)}\." for item in experts.values()}
+        self._keys_to_ignore_on_load_unexpected |= {rf"(^|\.){re.escape(item.name)}\." for item in experts.values()}
+        if text_only:
+            self._keys_to_ignore_on_load_unexpected.add(OTHER_MODALITIES)
         strip_experts(self)
 
     names = {"__init__": construct, "__module__": kind.__module__, "__qualname__": kind.__qualname__}

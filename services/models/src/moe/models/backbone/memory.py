@@ -29,6 +29,6 @@ def _control_group() -> int | None:
     return None if limit == "max" else max(0, int(limit) - used)
 
 
-def gibibytes(count: int) -> str:
+def readable(count: int) -> str:
     """A size as people read it."""
-    return f"{count / 2**30:.2f} GiB"
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.2f} MiB"

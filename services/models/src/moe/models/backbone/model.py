@@ -53,7 +53,10 @@ class TransformersBackbone:
         self._cache: SlotCache | None = None
 
     def allocate(self, slots: int, slot_tokens: int) -> None:
-        """Reserves the cache, in place of an earlier one. Raises MemoryError by size, StepError for a bad count."""
+        """Reserves the cache; an earlier one is given up first.
+
+        slot_tokens: at most the model's longest context. Raises MemoryError with the sizes, StepError for a bad count.
+        """
         for name, value, bound in (("slots", slots, None), ("slot_tokens", slot_tokens, self.info.max_context)):
             if value < 1 or (bound is not None and value > bound):
                 raise StepError(f"{name}: got {value}; want 1 to {bound or 'as many as memory holds'}")

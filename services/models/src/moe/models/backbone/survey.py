@@ -169,11 +169,17 @@ def _recurrent(model: nn.Module, seen: Survey) -> dict[int, RecurrentLayer]:
     found = {}
     for layer, state in seen.states.items():
         if layer not in known:
-            raise UnsupportedBackboneError(f"layer {layer} keeps a recurrent state of a kind that isn't known")
+            kind = _class_with_index(model, layer)
+            raise UnsupportedBackboneError(f"layer {layer}: {kind} keeps a recurrent state of a kind that isn't known")
         convolution = seen.convolutions[layer]
         shape = (convolution.shape[1], seen.kernels[layer])
         found[layer] = RecurrentLayer(shape, convolution.dtype, tuple(state.shape[1:]), state.dtype)
     return found
+
+
+def _class_with_index(model: nn.Module, layer: int) -> str:
+    modules: Iterable[Any] = model.modules()
+    return next((type(one).__name__ for one in modules if getattr(one, "layer_idx", None) == layer), "a module")
 
 
 def read_rule(rule: MaskRule, max_context: int, layer: int) -> Visibility:
