@@ -1,34 +1,34 @@
 """A conversion gives a whole package or nothing: interrupted, killed, out of disk, in the way of something."""
 
 import errno
+import multiprocessing
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
+import torch
 from moe.models.catalog import list_packages
 from moe.models.convert import convert_checkpoint, output
 from moe.models.errors import DiskFullError, OutputError, PackageNotFoundError
 from moe.models.package import Package
 from support.families import write_checkpoint
 
-KILLED = """
-import sys, time
-from pathlib import Path
-from moe.models.convert import convert_checkpoint
 
-def stop(done, total, label):
-    print(label, flush=True)
-    if label.startswith("experts"):
-        time.sleep(600)
+def convert_until_experts(source: Path, out: Path, reached: Event) -> None:
+    """Runs in a process of its own: converts up to the first expert, says so and stays there."""
 
-convert_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), progress=stop)
-"""
+    def stop(done: int, total: int, label: str) -> None:
+        if label.startswith("experts"):
+            reached.set()
+            time.sleep(600)
+
+    torch.set_num_threads(1)  # OpenMP's threads don't survive a fork
+    convert_checkpoint(source, out, progress=stop)
 
 
 @pytest.fixture(scope="module")
@@ -37,25 +37,25 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def running(source: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def running(source: Path, tmp_path: Path) -> Iterator[BaseProcess]:
     """A conversion to `out`, in another process, that has come to the experts and stays there."""
-    arguments = [sys.executable, "-c", KILLED, str(source), str(tmp_path / "out")]
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert any(line.startswith("experts") for line in process.stdout)
+    context = multiprocessing.get_context("fork")  # importing everything anew would take seconds
+    reached = context.Event()
+    process = context.Process(target=convert_until_experts, args=(source, tmp_path / "out", reached), daemon=True)
+    process.start()
+    assert reached.wait(60)
     yield process
     process.kill()
-    process.wait()
-    process.stdout.close()
+    process.join()
 
 
 def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_what_a_killed_run_leaves_is_no_package(running: subprocess.Popen[str], tmp_path: Path) -> None:
-    running.send_signal(signal.SIGKILL)
-    running.wait()
+def test_what_a_killed_run_leaves_is_no_package(running: BaseProcess, tmp_path: Path) -> None:
+    running.kill()
+    running.join()
     (leftover,) = tmp_path.iterdir()
 
     assert list_packages(tmp_path) == []
@@ -63,23 +63,19 @@ def test_what_a_killed_run_leaves_is_no_package(running: subprocess.Popen[str], 
         Package.open(leftover)
 
 
-def test_what_a_killed_run_leaves_is_removed_by_the_next(
-    running: subprocess.Popen[str], source: Path, tmp_path: Path
-) -> None:
-    running.send_signal(signal.SIGKILL)
-    running.wait()
+def test_what_a_killed_run_leaves_is_removed_by_the_next(running: BaseProcess, source: Path, tmp_path: Path) -> None:
+    running.kill()
+    running.join()
     convert_checkpoint(source, tmp_path / "out")
 
     assert names(tmp_path) == ["out"]
 
 
-def test_another_run_to_the_same_target_is_left_alone(
-    running: subprocess.Popen[str], source: Path, tmp_path: Path
-) -> None:
+def test_another_run_to_the_same_target_is_left_alone(running: BaseProcess, source: Path, tmp_path: Path) -> None:
     convert_checkpoint(source, tmp_path / "out")
 
     assert len(names(tmp_path)) == 2
-    assert running.poll() is None
+    assert running.is_alive()
 
 
 def test_leftovers_of_another_target_are_left_alone(source: Path, tmp_path: Path) -> None:
