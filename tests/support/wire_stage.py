@@ -37,7 +37,7 @@ from moe.wire.port import (
 from support.layer_calls import HIDDEN, expected_rows, toy_partial
 from torch import Tensor
 
-PATIENCE_S = 20.0
+PATIENCE_S = 30.0
 _IN_BACKGROUND = ThreadPoolExecutor(8)
 
 
@@ -62,11 +62,11 @@ class Implementation:
 GRPCIO = Implementation("grpcio")
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
     """Waits for a condition with a deadline."""
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + patience_s
     while not condition():
-        assert time.monotonic() < until, f"{what} did not happen within {PATIENCE_S} s"
+        assert time.monotonic() < until, f"{what} did not happen within {patience_s} s"
         time.sleep(0.002)
 
 
