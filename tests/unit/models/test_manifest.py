@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from moe.kernels.ffn import FfnSpec
 from moe.models.errors import PackageError, PackageVersionError
 from moe.models.manifest import (
@@ -211,3 +213,35 @@ def test_what_is_no_sound_json_is_a_package_error(raw: bytes) -> None:
 def test_a_cut_or_garbled_manifest_is_a_package_error(make: Callable[[bytes], bytes]) -> None:
     with pytest.raises(PackageError, match=r"manifest\.json"):
         parse_manifest(make(manifest().to_bytes()), FILE)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=10,
+)
+FIELDS = st.sampled_from([key for key in json.loads(manifest().to_bytes()) if key != "schema"])
+
+
+@settings(max_examples=200, deadline=None, database=None, derandomize=True)
+@given(field=FIELDS, value=JSON)
+def test_any_value_in_any_field_is_read_or_refused_but_never_crashes(field: str, value: object) -> None:
+    try:
+        read = parse_manifest(edited(field, value=value), FILE)
+    except PackageError as error:
+        assert "manifest.json" in str(error)  # noqa: PT017
+    else:
+        assert parse_manifest(read.to_bytes(), FILE) == read
+
+
+@settings(max_examples=200, deadline=None, database=None, derandomize=True)
+@given(position=st.integers(0, len(manifest().to_bytes()) - 1), value=st.integers(0, 255))
+def test_any_changed_byte_is_read_or_refused_but_never_crashes(position: int, value: int) -> None:
+    raw = bytearray(manifest().to_bytes())
+    raw[position] = value
+    try:
+        read = parse_manifest(bytes(raw), FILE)
+    except PackageError as error:
+        assert "manifest.json" in str(error)  # noqa: PT017
+    else:
+        assert parse_manifest(read.to_bytes(), FILE) == read

@@ -16,7 +16,6 @@ from pathlib import Path
 from moe.models.errors import DiskFullError, OutputError
 from moe.models.package import PARTIAL_MARK, is_package
 
-_LOCK_NAME = ".lock"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -54,7 +53,6 @@ def partial_directory(out: Path, needed: int) -> Iterator[Path]:
     descriptor = _lock(partial)
     try:
         yield partial
-        (partial / _LOCK_NAME).unlink()
         _publish(partial, out)
     except OSError as error:
         if error.errno in _FULL:
@@ -77,14 +75,15 @@ def _escaped(name: str) -> str:
 
 
 def _lock(partial: Path) -> int:
-    descriptor = os.open(partial / _LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    """Locks the directory itself: a lock file would have to go before the directory becomes a package."""
+    descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor
 
 
 def _is_held(partial: Path) -> bool:
     try:
-        descriptor = os.open(partial / _LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
