@@ -81,7 +81,7 @@ class CallParts:
             replica = choose_replica(able, queued_rows, {*suspects, *state.failures, *state.patience}, self._turn)
             if replica is None:
                 state.send_at = now + _ABSENT_DELAY_S
-                state.last = state.last or f"group {state.group} has no ready replica"
+                state.last = state.last or "no replica is ready"
                 continue
             self.retries += state.attempts > 0
             state.attempts += 1
@@ -125,13 +125,13 @@ class CallParts:
         ready = fleet.ready(state.group)
         refused = [state.refusals[r.endpoint] for r in ready if r.endpoint in state.refusals]
         if ready and len(refused) == len(ready):
-            return GivenUp(state.part, f"group {state.group} refuses the dispatch: {refused[0]}", invalid=True)
+            return GivenUp(state.part, f"the dispatch is refused: {refused[0]}", invalid=True)
         if self._policy is MissingPolicy.WAIT:
             return None
         if not ready:
-            return GivenUp(state.part, _because(f"group {state.group} has no ready replica", state.last))
+            return GivenUp(state.part, _because("no replica is ready", state.last))
         if all(state.unable(replica.endpoint) for replica in ready):
-            return GivenUp(state.part, f"every ready replica of group {state.group} failed; last {state.last}")
+            return GivenUp(state.part, f"every ready replica failed; last {state.last}")
         return None
 
 

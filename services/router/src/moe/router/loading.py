@@ -23,6 +23,9 @@ _DTYPES: dict[str, torch.dtype | Literal["auto"]] = {
     "float16": torch.float16,
 }
 
+_ENVELOPE_BYTES = 1 << 20
+"""Room in a message for what goes with the rows: indices, weights, names."""
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -53,6 +56,7 @@ def load_model(package: Package, settings: RouterSettings) -> LoadedModel:
         )
         tokenizer = load_tokenizer(package)
         limits = request_limits(package, backbone, settings.scheduling)
+        _check_step_size(package, settings)
         backbone.allocate(settings.scheduling.max_running, limits.max_context)
     except MemoryError as error:
         raise StartupError(f"{error} (--max-running, --max-context)") from error
@@ -61,6 +65,19 @@ def load_model(package: Package, settings: RouterSettings) -> LoadedModel:
     gc.collect()
     gc.freeze()
     return LoadedModel(backbone, tokenizer, limits, schedule_limits(settings.scheduling, limits.max_context))
+
+
+def _check_step_size(package: Package, settings: RouterSettings) -> None:
+    """A layer's rows travel as one message, so the largest step has to fit into one."""
+    scheduling, manifest = settings.scheduling, package.manifest
+    rows = scheduling.max_running + scheduling.prefill_chunk + scheduling.score_chunk
+    dtype = manifest.torch_dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    size, most = rows * manifest.hidden * dtype.itemsize, settings.server.max_message_bytes - _ENVELOPE_BYTES
+    if size > most:
+        raise StartupError(
+            f"a step of {rows} rows (--max-running, --prefill-chunk and --score-chunk together) takes {size} bytes in "
+            f"a message, which may hold {most}; lower one of them or raise --max-message-bytes on all parts"
+        )
 
 
 def request_limits(package: Package, backbone: Backbone, settings: SchedulingSettings) -> RequestLimits:
