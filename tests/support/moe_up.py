@@ -13,6 +13,12 @@ from pathlib import Path
 import psutil
 
 MOE = (sys.executable, "-m", "moe.cli.main")
+_TIED = (
+    "import sys; from moe.runtime.process import die_with_parent; die_with_parent()\n"
+    "from moe.cli.main import main; sys.exit(main())\n"
+)
+"""`moe` that dies with the test run, so that a run that is killed leaves no deployment behind."""
+
 PATIENCE_S = 240
 
 
@@ -43,7 +49,7 @@ class MoeUp:
         self.events: list[dict] = []
         self._lines: queue.Queue[str | None] = queue.Queue()
         self.process = subprocess.Popen(
-            [*MOE, "up", *argv, "--json"],
+            [sys.executable, "-c", _TIED, "up", *argv, "--json"],
             env=environment(runtime),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -53,15 +59,26 @@ class MoeUp:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def until(self, event: str, process: str = "", *, times: int = 1) -> dict:
-        """The event's fields, once it has come that often."""
+    def kill(self, process: str) -> None:
+        """Kills a process and waits until it was started again and is ready."""
+        os.kill(self.pid(process), signal.SIGKILL)
+        self.until("ready", process, after=self.until("starting", process, after=len(self.events)))
+
+    def until(self, event: str, process: str = "", *, after: int = 0) -> int:
+        """The number of events up to the first such one after the first `after`, once it has come."""
         deadline = time.monotonic() + PATIENCE_S
-        while len(found := self._found(event, process)) < times:
+        while not (found := self._found(event, process, after)):
             line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
             if line is None:
                 raise AssertionError(f"ended before {process} {event}: {self.events[-3:]} {self.process.stderr.read()}")
             self.events.append(json.loads(line))
-        return found[times - 1]
+        return found[0]
+
+    def all_events(self) -> list[dict]:
+        """Every event of its life, after its end."""
+        while (line := self._lines.get(timeout=PATIENCE_S)) is not None:
+            self.events.append(json.loads(line))
+        return self.events
 
     def up(self) -> "MoeUp":
         """Waits until everything is ready."""
@@ -99,8 +116,10 @@ class MoeUp:
         self.process.stdout.close()
         self.process.stderr.close()
 
-    def _found(self, event: str, process: str) -> list[dict]:
-        return [each for each in self.events if each["event"] == event and each.get("process", "") == process]
+    def _found(self, event: str, process: str, after: int) -> list[int]:
+        wanted = (event, process)
+        numbered = enumerate(self.events[after:], start=after + 1)
+        return [number for number, each in numbered if (each["event"], each.get("process", "")) == wanted]
 
     def _read(self) -> None:
         for line in self.process.stdout:

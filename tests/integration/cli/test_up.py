@@ -4,13 +4,14 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
 from support.families import write_package
-from support.moe_up import MoeUp, moe
+from support.moe_up import MOE, PATIENCE_S, MoeUp, environment, moe
 
 GENERATE = ("generate", "--tokens", "1 2 3 4 5", "--max-tokens", "8", "--temperature", "0", "--ignore-eos", "--json")
 GREEDY = (*GENERATE, "--timeout", "60")
@@ -93,63 +94,80 @@ def test_a_second_one_of_the_name_is_refused_by_name(runtime, shared, package):
     assert err.startswith(f"error: shared is up already (pid {shared.process.pid}, router at unix:")
 
 
-def test_a_killed_expert_is_started_again_and_answers_the_same(runtime, start):
-    up = start("--name", "kills").up()
-    before = tokens(runtime, "--name", "kills")
-    os.kill(up.pid("tiny-001-0"), signal.SIGKILL)
-    up.until("ready", "tiny-001-0", times=2)
-    assert tokens(runtime, "--name", "kills") == before
+def test_a_killed_expert_is_started_again_and_answers_the_same(runtime, shared):
+    before = tokens(runtime, "--name", "shared")
+    shared.kill("tiny-001-0")
+    assert tokens(runtime, "--name", "shared") == before
 
 
-def test_a_killed_aggregator_and_router_are_started_again(runtime, start):
-    up = start("--name", "kills").up()
-    before = tokens(runtime, "--name", "kills")
-    for name in ("agg-0", "router-0"):
-        os.kill(up.pid(name), signal.SIGKILL)
-        up.until("ready", name, times=2)
-    assert tokens(runtime, "--name", "kills") == before
+@pytest.mark.parametrize("name", ["agg-0", "router-0"])
+def test_a_killed_aggregator_or_router_is_started_again_and_answers_the_same(runtime, shared, name):
+    before = tokens(runtime, "--name", "shared")
+    shared.kill(name)
+    assert tokens(runtime, "--name", "shared") == before
 
 
-def test_ctrl_c_ends_everything_and_leaves_nothing(runtime, start):
-    up = start("--name", "ended").up()
+@pytest.fixture(scope="module")
+def interrupted(runtime, package):
+    """A deployment that was ended by Ctrl-C, with the processes that it had."""
+    up = MoeUp(runtime, str(package), "--name", "interrupted").up()
     family = up.family()
     code = up.interrupt()
-    alive = [process for process in family if process.is_running()]
-    assert (code, alive, list((runtime / "moe").glob("ended*"))) == (130, [], [])
+    yield code, family, up.all_events()
+    up.close()
 
 
-def test_ctrl_c_drains_the_router_before_the_rest(start):
-    up = start("--name", "drained").up()
-    up.interrupt()
-    with pytest.raises(AssertionError):
-        up.until("no such event")
-    stops = [event["process"] for event in up.events if event["event"] == "stopped"]
-    assert stops[0] == "router-0"
+def test_ctrl_c_exits_with_130(interrupted):
+    assert interrupted[0] == 130
 
 
-def test_ctrl_c_while_starting_ends_everything_too(runtime, start):
+def test_ctrl_c_leaves_no_process(interrupted):
+    assert [process for process in interrupted[1] if process.is_running()] == []
+
+
+def test_ctrl_c_leaves_no_socket_and_no_folder(runtime, interrupted):
+    assert list((runtime / "moe").glob("interrupted*")) == []
+
+
+def test_ctrl_c_drains_the_router_before_the_rest(interrupted):
+    stopped = [event["process"] for event in interrupted[2] if event["event"] == "stopped"]
+    assert stopped[0] == "router-0"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_while_it_starts_ends_everything_too(runtime, start, number, code):
     up = start("--name", "early")
     up.until("starting", "router-0")
-    assert (up.interrupt(), list((runtime / "moe").glob("early*"))) == (130, [])
+    os.kill(up.process.pid, number)
+    assert (up.wait(), list((runtime / "moe").glob("early*"))) == (code, [])
 
 
-def test_sigterm_ends_it_with_0(start):
-    up = start("--name", "terminated").up()
-    up.process.terminate()
-    assert up.wait() == 0
+def test_it_ends_when_nobody_reads_its_events_any_more(runtime, package):
+    reader = "read line; exit"  # one event, then gone
+    command = f"{' '.join(MOE)} up {package} --name unread --json | sh -c '{reader}'"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], env=environment(runtime), timeout=PATIENCE_S, check=False
+    )
+    assert (done.returncode, list((runtime / "moe").glob("unread*"))) == (1, [])
 
 
-def test_when_it_is_killed_no_process_is_left(start):
-    up = start("--name", "killed").up()
+@pytest.fixture(scope="module")
+def killed(runtime, package):
+    """The processes of a deployment whose supervisor was killed."""
+    up = MoeUp(runtime, str(package), "--name", "killed").up()
     family = up.family()
     up.process.kill()
-    assert psutil.wait_procs(family, timeout=30)[1] == []
+    up.close()
+    return family
 
 
-def test_after_it_was_killed_it_comes_up_again(runtime, start):
-    start("--name", "again").up().process.kill()
-    start("--name", "again").up()
-    assert len(tokens(runtime, "--name", "again")) == 8
+def test_when_it_is_killed_no_process_is_left(killed):
+    assert psutil.wait_procs(killed, timeout=30)[1] == []
+
+
+def test_after_it_was_killed_it_comes_up_again(runtime, killed, start):
+    start("--name", "killed").up()
+    assert len(tokens(runtime, "--name", "killed")) == 8
 
 
 @pytest.mark.parametrize(

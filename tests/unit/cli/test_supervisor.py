@@ -53,8 +53,14 @@ class Running:
 
     def __init__(self, what):
         self.notices = []
-        self.supervisor = Supervisor(what, self.notices.append)
+        self.deaf = None
+        self.supervisor = Supervisor(what, self.notify)
         self.task = asyncio.create_task(self.supervisor.run())
+
+    def notify(self, notice):
+        if self.deaf is not None:
+            raise self.deaf
+        self.notices.append(notice)
 
     def pid(self, name):
         return self.supervisor.fleet.processes[name].pid
@@ -220,6 +226,30 @@ async def test_a_second_stop_does_not_wait_for_the_first(folder):
         run.supervisor.stop()
         run.supervisor.stop()
         assert await asyncio.wait_for(run.task, 60) is None
+
+
+async def test_stop_works_when_nothing_can_be_said(folder):
+    async with running(deployment(folder, spec(folder, "e0"), spec(folder, "router"))) as run:
+        (await run.up()).deaf = BrokenPipeError()
+        assert await run.end() is None
+
+
+async def test_it_drains_when_nobody_hears_it_any_more(folder):
+    async with running(deployment(folder, spec(folder, "e0"), spec(folder, "router"))) as run:
+        pid = (await run.up()).pid("e0")
+        run.deaf = BrokenPipeError()
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.wait_for(run.task, 60)
+        assert run.supervisor.unheard
+
+
+async def test_a_full_disk_behind_its_output_ends_nothing(folder):
+    async with running(deployment(folder, spec(folder, "e0"), spec(folder, "router"))) as run:
+        pid = (await run.up()).pid("e0")
+        run.deaf = OSError(28, "No space left on device")
+        os.kill(pid, signal.SIGKILL)
+        await run.until(lambda: run.pid("e0") not in (pid, None) and run.state("e0") is State.READY)
+        assert not run.supervisor.fleet.stopping
 
 
 async def test_stop_before_anything_was_forked_ends_it(folder):

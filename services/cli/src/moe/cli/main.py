@@ -3,7 +3,6 @@
 Exit codes: 0 done, 1 failed, 2 wrong usage or package, 130 interrupted.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -19,7 +18,7 @@ from moe.cli.commands.tokenize import tokenize
 from moe.cli.commands.up import up
 from moe.cli.commands.version import version
 from moe.cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, CliError
-from moe.cli.output import print_error
+from moe.cli.output import forsake_stdout, print_error
 from moe.models.errors import ModelsError, PackageError, UnsupportedModelError
 from moe.operator.planner import PlanError
 from moe.runtime.errors import MoeError, StartupError
@@ -47,8 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (click.exceptions.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone; what is still buffered has nowhere to go either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        forsake_stdout()
         return EXIT_FAILURE
     except Exception as error:
         return _report(error)

@@ -1,6 +1,7 @@
 """What the commands print: text for people, JSON for programs, colours only in a terminal."""
 
 import json
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -10,11 +11,24 @@ from rich.console import Console
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
+class _Console(Console):
+    """Raises BrokenPipeError when its reader is gone, as print does, where rich would exit the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Leaves the decision to the caller."""
+        raise BrokenPipeError
+
+
+def forsake_stdout() -> None:
+    """Sends what is still buffered for standard output nowhere: its reader is gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console on one of the standard outputs. In a pipe: no colours, and lines as long as they are."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else 200
-    return Console(file=stream, highlight=False, width=width, soft_wrap=not stream.isatty())
+    return _Console(file=stream, highlight=False, width=width, soft_wrap=not stream.isatty())
 
 
 def print_json(value: object) -> None:

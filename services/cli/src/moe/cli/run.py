@@ -6,7 +6,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-from moe.cli.errors import EXIT_INTERRUPTED, EXIT_OK, CliError, UsageError
+from moe.cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, CliError, UsageError
+from moe.cli.output import forsake_stdout
 from moe.cli.supervise.deployment import Deployment, Failure
 from moe.cli.supervise.notices import Notice
 from moe.cli.supervise.supervisor import Supervisor
@@ -16,17 +17,21 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_in_foreground(deployment: Deployment, view: View) -> int:
-    """Until a signal ends it: SIGINT, SIGTERM and SIGHUP drain, a second one ends at once. Returns the exit code.
+    """Until a signal ends it: SIGINT, SIGTERM and SIGHUP drain, a second one ends at once; so does
+    the loss of whoever reads the output. Returns the exit code.
 
     Raises CliError, or UsageError for a bad package, when the deployment does not come up.
     """
-    interrupted, failure = asyncio.run(_foreground(deployment, view))
-    if failure is not None:
-        raise problem(failure)
+    interrupted, supervisor = asyncio.run(_foreground(deployment, view))
+    if supervisor.failure is not None:
+        raise problem(supervisor.failure)
+    if supervisor.unheard:
+        forsake_stdout()
+        return EXIT_FAILURE
     return EXIT_INTERRUPTED if interrupted else EXIT_OK
 
 
-async def _foreground(deployment: Deployment, view: View) -> tuple[bool, Failure | None]:
+async def _foreground(deployment: Deployment, view: View) -> tuple[bool, Supervisor]:
     supervisor = Supervisor(deployment, view.notify, with_samples=isinstance(view, LiveTable))
     received: list[signal.Signals] = []
 
@@ -39,11 +44,11 @@ async def _foreground(deployment: Deployment, view: View) -> tuple[bool, Failure
         loop.add_signal_handler(number, stop, number)
     showing = asyncio.create_task(view.follow(supervisor))
     try:
-        failure = await supervisor.run()
+        await supervisor.run()
     finally:
         showing.cancel()
         await asyncio.gather(showing, return_exceptions=True)
-    return received[:1] == [signal.SIGINT], failure
+    return received[:1] == [signal.SIGINT], supervisor
 
 
 def problem(failure: Failure) -> CliError:

@@ -32,7 +32,9 @@ _ALIVE = (State.STARTING, State.READY, State.UNREADY)
 class Supervisor:
     """Runs a deployment until it is told to stop or can't start. Made and used in a running asyncio loop.
 
-    notify: told of everything that happens. with_samples: collect the parts' figures in `samples`, once a second.
+    notify: told of everything that happens. What it can't say is lost and stops nothing; when nobody hears it any more
+    (BrokenPipeError) the deployment drains, as it would on a hang-up, and `unheard` is set.
+    with_samples: collect the parts' figures in `samples`, once a second.
     """
 
     def __init__(self, deployment: Deployment, notify: Callable[[Notice], None], *, with_samples: bool = False) -> None:
@@ -42,10 +44,11 @@ class Supervisor:
         self.fleet = Fleet(
             deployment.specs, deployment.rules, started=time.monotonic(), ready_timeout_s=deployment.ready_timeout_s
         )
+        self.unheard = False
         self._told_up = False
         self._notify = notify
         self._with_samples = with_samples
-        self._publisher = Publisher(deployment, self.fleet, notify)
+        self._publisher = Publisher(deployment, self.fleet, self._tell)
         self._spawner = Spawner(deployment, self._handle, self._broken)
         self._wake = asyncio.Event()
         self._next_log_check = 0.0
@@ -69,11 +72,21 @@ class Supervisor:
         if self.fleet.stopping:
             self._apply(self.fleet.stop_now(time.monotonic()))
             return
-        self._notify(Notice("draining", "stopping: the router first, then the rest"))
+        self._tell(Notice("draining", "stopping: the router first, then the rest"))
         self._apply(self.fleet.stop(time.monotonic()))
+
+    def _tell(self, notice: Notice) -> None:
+        try:
+            self._notify(notice)
+        except BrokenPipeError:
+            self.unheard = True
+        except OSError:
+            return  # a full disk behind a redirected output, say: no reason to end anything
 
     def _turn(self, now: float) -> None:
         self._publisher.flush()
+        if self.unheard and not self.fleet.stopping:
+            self.stop()
         if self.fleet.stopping:
             self._spawner.drop_unstarted()
         else:
@@ -103,15 +116,15 @@ class Supervisor:
             self._wake.set()
             if change.after.state is State.STARTING:
                 self.samples.forget(change.after.name)
-            self._notify(notices.of_change(change, time.monotonic()))
+            self._tell(notices.of_change(change, time.monotonic()))
             if self._is_crash_loop(change):
-                self._notify(notices.of_crash_loop(change.after, self._log_of(change.after.name)))
+                self._tell(notices.of_crash_loop(change.after, self._log_of(change.after.name)))
         if self.fleet.given_up is not None and self.failure is None:
             self._fail(self.fleet.given_up)
         if self.fleet.up and not self._told_up:
             self._told_up = True
             self._publisher.flush()
-            self._notify(notices.of_up(self.deployment))
+            self._tell(notices.of_up(self.deployment))
 
     def _command(self, name: str, action: Action) -> None:
         match action:
