@@ -32,11 +32,12 @@ def test_a_recurrent_layer_takes_the_same_for_any_length() -> None:
 
 def test_written_keys_lie_at_their_slot_and_position() -> None:
     cache, rows = make(), PackedRows([Segment(2, 5, 1), Segment(0, 0, 2)])
-    keys = torch.arange(3 * 2 * 8, dtype=torch.float32).view(3, 2, 8)
+    keys = torch.arange(2 * 3 * 8, dtype=torch.float32).view(2, 3, 8)
 
-    cache.write(0, rows, keys, torch.zeros(3, 2, 4))
+    cache.write(0, rows, keys, torch.zeros(2, 3, 4))
 
-    assert torch.equal(torch.stack((cache.keys[0][2, :, 5], cache.keys[0][0, :, 0], cache.keys[0][0, :, 1])), keys)
+    stored = torch.stack((cache.keys[0][2, :, 5], cache.keys[0][0, :, 0], cache.keys[0][0, :, 1]), dim=1)
+    assert torch.equal(stored, keys)
 
 
 def test_latents_are_the_values_of_what_was_written() -> None:

@@ -138,6 +138,8 @@ def attend_packed(
     sinks: [query heads] or None.
     """
     keys, values = cache.keys[layer], cache.values[layer]
+    if not plan.stretches and isinstance(plan.decoding, slice):
+        return attend_runs(plan, keys, values, query, scale=scale, sinks=sinks)
     result = query.new_empty(*query.shape[:2], values.shape[-1])
     if plan.runs:
         result[plan.decoding] = attend_runs(plan, keys, values, query[plan.decoding], scale=scale, sinks=sinks)

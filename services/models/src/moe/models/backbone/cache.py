@@ -61,13 +61,12 @@ class SlotCache:
         self._clean(slot)
 
     def write(self, layer: int, rows: PackedRows, keys: Tensor, values: Tensor) -> None:
-        """Stores the rows' keys [count, heads, size] and values; a latent layer stores them joined, as its keys."""
+        """Stores the rows' keys [heads, count, size] and values; a latent layer stores them joined, as its keys."""
         if self.geometry.attention[layer].latent:
-            self.keys[layer][rows.slots, :, rows.positions[: rows.count]] = torch.cat((keys, values), dim=-1)
+            _store(self.keys[layer], rows, torch.cat((keys, values), dim=-1))
             return
-        positions = rows.positions[: rows.count]
-        self.keys[layer][rows.slots, :, positions] = keys
-        self.values[layer][rows.slots, :, positions] = values
+        _store(self.keys[layer], rows, keys)
+        _store(self.values[layer], rows, values)
 
     def _clean(self, slot: int) -> None:
         for slab in _all(self.keys, self.values):
@@ -82,6 +81,12 @@ def _slabs(layer: AttentionLayer, slots: int, tokens: int) -> tuple[Tensor, Tens
     if layer.latent:
         return keys, keys[..., : layer.value_size]
     return keys, torch.zeros(slots, layer.heads, tokens, layer.value_size, dtype=layer.dtype)
+
+
+def _store(slab: Tensor, rows: PackedRows, values: Tensor) -> None:
+    """Copies [heads, count, size] to the rows' places: as one list of rows, half the cost of indexing by three."""
+    places = rows.places(slab.shape[1], slab.shape[2])
+    slab.view(-1, slab.shape[3]).index_copy_(0, places, values.reshape(-1, slab.shape[3]))
 
 
 def _all(*groups: dict[int, Tensor]) -> Iterable[Tensor]:

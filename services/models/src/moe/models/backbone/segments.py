@@ -39,6 +39,7 @@ class PackedRows:
         self.segments = tuple(segments)
         self.count = sum(segment.count for segment in segments)
         self.padded = self.count if padded is None else padded
+        self._places: dict[tuple[int, int], Tensor] = {}
         self.singles: list[Single] = []
         self.chunks: list[Chunk] = []
         row = 0
@@ -75,6 +76,14 @@ class PackedRows:
     def offsets(self) -> Tensor:
         """int64 [padded], 0, 1, 2 ..."""
         return torch.arange(self.padded)
+
+    def places(self, heads: int, tokens: int) -> Tensor:
+        """Where the rows lie in a slab [slots, heads, tokens] seen as one list: int64 [heads * count], by head."""
+        key = (heads, tokens)
+        if key not in self._places:
+            first = self.slots * heads * tokens + self.positions[: self.count]
+            self._places[key] = (first + torch.arange(heads)[:, None] * tokens).flatten()
+        return self._places[key]
 
     def _spread(self, values: list[int]) -> Tensor:
         if not self.chunks:

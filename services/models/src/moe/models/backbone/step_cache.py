@@ -34,7 +34,7 @@ class StepCache:
     ) -> tuple[Tensor, Tensor]:
         """Stores the step's keys and values [1, heads, rows, size]; called by the library's attention modules."""
         count = self.rows.count
-        self.slots.write(layer_idx, self.rows, *(part[0, :, :count].transpose(0, 1) for part in (keys, values)))
+        self.slots.write(layer_idx, self.rows, keys[0, :, :count], values[0, :, :count])
         kwargs["packed"] = self
         return keys, values
 
