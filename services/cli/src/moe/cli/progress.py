@@ -57,9 +57,9 @@ class _Lines:
 
     def __call__(self, done: int, total: int, label: str) -> None:
         now = time.monotonic()
-        complete = done >= total
+        complete = 0 < total <= done
         if self._finished or (now < self._next and not complete):
             return
         self._next, self._finished = now + _LINE_EVERY_S, complete
-        share = f"{100 * done / total:.0f} %" if total else ""
-        print(f"{self._title}: {share} of {output.bytes_text(total)}, {label}", file=sys.stderr, flush=True)
+        share = f"{100 * done / total:.0f} % of {output.bytes_text(total)}, " if total else ""
+        print(f"{self._title}: {share}{label}", file=sys.stderr, flush=True)
