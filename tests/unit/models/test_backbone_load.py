@@ -11,8 +11,12 @@ import pytest
 import torch
 import transformers
 from moe.models.backbone import BackboneWeightsError, UnsupportedBackboneError, load_backbone
+from moe.models.convert import convert_checkpoint
+from moe.models.package import Package
 from safetensors.torch import load_file, save_file
-from support.families import family_config, load_reference, make_model, write_checkpoint
+from support.families import FAMILIES, family_config, load_reference, make_model, write_checkpoint
+from support.local_experts import LocalExperts
+from support.packed_loop import generate, random_prompts
 
 MEBIBYTE = 2**20
 
@@ -97,6 +101,21 @@ def test_a_directory_without_experts_tensors_loads_like_one_with_them(
             del tensors[name]
 
     assert load_backbone(edited(drop)).info == load_backbone(mixtral).info
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_converted_package_s_backbone_answers_like_the_checkpoint_s(tmp_path: Path, family: str) -> None:
+    checkpoint = write_checkpoint(family, tmp_path / "checkpoint")
+    package = convert_checkpoint(checkpoint, tmp_path / "package")
+    experts = LocalExperts(load_reference(checkpoint))
+
+    answers = []
+    for source in (Package.open(package), package, checkpoint):
+        backbone = load_backbone(source)
+        backbone.allocate(1, 16)
+        answers.append(generate(backbone, experts, random_prompts((5,)), 2)[0].logits)
+
+    assert all(torch.equal(torch.stack(answer), torch.stack(answers[2])) for answer in answers[:2])
 
 
 def test_a_directory_without_a_configuration_is_refused(tmp_path: Path) -> None:
