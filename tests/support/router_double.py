@@ -74,7 +74,8 @@ class _Open:
 class RouterWireDouble:
     """See the module. faults: endpoint -> what it does with the next parts, one each; then it works.
 
-    sent: (layer, part, endpoint) of every part sent, in order. wait: called with the seconds to let pass.
+    sent: (layer, part, endpoint) of every part sent, in order. calls, used: id and aggregator of every plan.
+    wait: called with the seconds to let pass.
     """
 
     name = "double"
@@ -90,6 +91,7 @@ class RouterWireDouble:
         self.queued: dict[str, int] = {}
         self.sent: list[tuple[int, int, str]] = []
         self.calls: list[int] = []
+        self.used: list[str | None] = []
         self.abandoned: list[int] = []
         self.experts: tuple[str, ...] = ()
         self.aggregators: tuple[str, ...] = ()
@@ -100,6 +102,7 @@ class RouterWireDouble:
         self.before_exchange(call)
         if call.call_id not in self._open:
             self.calls.append(call.call_id)
+            self.used.append(aggregator)
             self._open[call.call_id] = _Open({part.part: part for part in call.parts})
         if self.lost_aggregators[aggregator] > 0:
             self.lost_aggregators[aggregator] -= 1

@@ -79,7 +79,9 @@ class Bench:
         self.wire = RouterWireDouble(multiply, time.monotonic, lambda s: time.sleep(min(s, 0.01)))
         self.directory = ListedDirectory(listing([[0, 1], [2, 3]]))
         caller = LayerCaller(self.wire, FleetTracker(self.directory, 4), CallSettings(policy, timeout_s))
-        self.engine = Engine(self.backbone, caller, EngineSettings(schedule, stall_s))
+        self.crashes: list[BaseException] = []
+        settings = EngineSettings(schedule, stall_s)
+        self.engine = Engine(self.backbone, caller, settings, on_crash=self.crashes.append)
         self.engine.start()
 
     def ask(
@@ -286,6 +288,16 @@ def test_stopping_ends_every_request_and_refuses_new_ones(make: Callable[..., Be
     assert isinstance(error, Unavailable)
     with pytest.raises(Unavailable, match="router-0 is going"):
         bench.ask([4])
+
+
+def test_a_fault_in_the_loop_itself_ends_every_request_and_is_told(make: Callable[..., Bench]) -> None:
+    bench = make()
+    bench.wire.set_endpoints = None  # the loop tells the wire of a new directory, which now raises
+    bench.directory.put((), ())
+    until(lambda: bool(bench.crashes))
+    with pytest.raises(Unavailable, match="engine has failed"):
+        bench.ask([4])
+    assert isinstance(bench.crashes[0], TypeError)
 
 
 def test_the_figures_add_up(make: Callable[..., Bench]) -> None:

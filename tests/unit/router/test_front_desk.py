@@ -19,6 +19,7 @@ from moe.router.requests import RequestLimits, RequestReader
 from moe.router.scheduler import ScheduleLimits
 from moe.runtime.interception import Interceptor
 from moe.runtime.lifecycle import InFlight, Lifecycle
+from moe.runtime.server_settings import ServerSettings, server_options
 from moe.wire.port import MissingPolicy
 from support.fake_backbone import END, VOCABULARY, FakeBackbone, multiply, reference_greedy, reference_logits
 from support.letters import Letters, letters
@@ -49,7 +50,9 @@ class Office:
         limits = RequestLimits("tiny", VOCABULARY, CONTEXT, 10_000, 8, frozenset({END}), SamplingParameters())
         model = pb.GetModelResponse(name="tiny", max_context=CONTEXT)
         self.tools = DeskTools(self.engine, RequestReader(limits, Letters()), Letters(), model)
-        self.server = grpc.aio.server(interceptors=[Interceptor("router-0", Lifecycle(), InFlight())])
+        interceptor = Interceptor("router-0", Lifecycle(), InFlight())
+        options = server_options(ServerSettings(listen=""))
+        self.server = grpc.aio.server(interceptors=[interceptor], options=options)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self.desk, self.server)
         address = unix_address(self.folder)
         self.server.add_insecure_port(address)
@@ -132,6 +135,21 @@ async def test_the_model_is_described(office: Office) -> None:
     assert (await office.stub.GetModel(pb.GetModelRequest(model="tiny"))).max_context == CONTEXT
 
 
+async def test_a_huge_prompt_is_refused_by_field_and_limit(office: Office) -> None:
+    request = pb.GenerateRequest(prompt=pb.Prompt(text="a" * 10_000_000))
+    with pytest.raises(grpc.aio.AioRpcError, match=r"prompt\.text: got 10000000 bytes; at most 10000") as caught:
+        await office.stub.Generate(request).read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_text_that_is_not_utf8_is_refused(office: Office) -> None:
+    good = pb.GenerateRequest(prompt=pb.Prompt(text="abc")).SerializeToString()
+    generate = office.channel.unary_stream("/moe.inference.v1.InferenceService/Generate", request_serializer=bytes)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await generate(good.replace(b"abc", b"a\xff\xfe")).read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_before_the_model_is_loaded_calls_are_told_to_wait(tmp_path: Path) -> None:
     async with Office(tmp_path) as closed:
         with pytest.raises(grpc.aio.AioRpcError, match="router-0 is loading its model") as caught:
@@ -162,12 +180,12 @@ async def test_a_full_queue_says_when_to_try_again(office: Office) -> None:
     request = pb.GenerateRequest(prompt=pb.Prompt(text="e"), max_tokens=5)
     running = office.stub.Generate(request)
     await office.until(lambda: office.engine.load()[0] == 1)
-    waiting = office.stub.Generate(request)
-    await office.until(lambda: office.engine.load()[1] == 1)
+    waiting = [office.stub.Generate(request) for _ in range(2)]  # one for the free slot, one for the queue
+    await office.until(lambda: office.engine.load()[1] == 2)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await office.stub.Generate(request).read()
-    running.cancel()
-    waiting.cancel()
+    for call in (running, *waiting):
+        call.cancel()
     trailing = dict(caught.value.trailing_metadata())
     assert (caught.value.code(), int(trailing["retry-after-ms"]) > 0) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
 

@@ -30,12 +30,12 @@ class Stage:
     """Two groups of two experts, a caller, and a clock that only waiting moves."""
 
     def __init__(
-        self, policy: MissingPolicy = WAIT, snapshot: Snapshot | None = None, *, embedded: bool = False
+        self, policy: MissingPolicy = WAIT, snapshot: Snapshot | None = None, *, embedded: bool = False, seat: int = 0
     ) -> None:
         self.clock = Clock()
         self.wire = RouterWireDouble(multiply, self.clock, self.clock.pass_s)
         self.directory = ListedDirectory(snapshot or listing([[0, 1], [2, 3]]))
-        settings = CallSettings(policy, timeout_s=10.0, embedded=embedded)
+        settings = CallSettings(policy, timeout_s=10.0, embedded=embedded, seat=seat)
         tracker = FleetTracker(self.directory, 4)
         self.caller = LayerCaller(self.wire, tracker, settings, clock=self.clock, sleep=self.clock.pass_s)
 
@@ -182,6 +182,13 @@ def test_a_lost_aggregator_is_replaced_by_another_under_a_new_call_id() -> None:
     result = stage.run()
     assert (result.rows.tolist(), len(set(stage.wire.calls)), stage.clock() - start) == (ANSWER.tolist(), 2, 0.0)
     assert stage.caller.counters.redone_calls == 1
+
+
+def test_routers_share_out_the_aggregators() -> None:
+    stages = [Stage(snapshot=listing([[0, 1], [2, 3]], aggregators=2), seat=seat) for seat in (0, 1, 2)]
+    for stage in stages:
+        stage.run()
+    assert [stage.wire.used for stage in stages] == [["a0"], ["a1"], ["a0"]]
 
 
 def test_the_only_aggregator_is_tried_again_with_growing_delays() -> None:

@@ -1,13 +1,17 @@
 """Requests: what passes comes out as it was meant, what does not is refused by field, value and bound."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from moe.api.inference.v1 import inference_pb2 as pb
 from moe.router.domain import SamplingParameters, Scoring
 from moe.router.requests import RequestLimits, RequestReader, sampling_defaults
-from moe.runtime.errors import InvalidRequest, NotFound
+from moe.runtime.errors import InvalidRequest, MoeError, NotFound
 from support.letters import Letters
 
 LIMITS = RequestLimits(
@@ -165,6 +169,46 @@ def test_without_a_tokenizer_only_ids_are_served(change: Change, message: str) -
     change(request)
     with pytest.raises(InvalidRequest, match=message):
         reader(text=False).generation(request)
+
+
+@given(data=st.binary(max_size=200))
+@settings(max_examples=300, deadline=None)
+def test_random_messages_are_served_or_refused_and_nothing_else(data: bytes) -> None:
+    try:
+        request = pb.GenerateRequest.FromString(data)
+    except DecodeError:
+        return
+    with contextlib.suppress(MoeError):
+        found = reader().generation(request)
+        assert len(found.prompt) + found.max_tokens <= LIMITS.max_context
+
+
+@given(
+    request=st.builds(
+        pb.GenerateRequest,
+        prompt=st.one_of(
+            st.builds(pb.Prompt, text=st.text(max_size=30)),
+            st.builds(pb.Prompt, tokens=st.builds(pb.TokenIds, ids=st.lists(st.integers(0, 2**32 - 1), max_size=30))),
+        ),
+        sampling=st.builds(
+            pb.Sampling,
+            temperature=st.floats(width=32),
+            top_p=st.floats(width=32),
+            top_k=st.integers(0, 2**32 - 1),
+            min_p=st.floats(width=32),
+            repetition_penalty=st.floats(width=32),
+            seed=st.integers(0, 2**64 - 1),
+        ),
+        max_tokens=st.integers(0, 2**32 - 1),
+        stop=st.lists(st.text(max_size=5), max_size=3),
+        logprobs=st.integers(0, 30),
+    )
+)
+@settings(max_examples=300, deadline=None)
+def test_random_values_are_served_or_refused_and_nothing_else(request: pb.GenerateRequest) -> None:
+    with contextlib.suppress(MoeError):
+        found = reader().generation(request)
+        assert 0 <= found.sampling.temperature <= 100
 
 
 @pytest.mark.parametrize(

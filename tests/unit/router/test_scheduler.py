@@ -76,6 +76,15 @@ def test_a_full_queue_says_when_to_try_again() -> None:
     assert caught.value.retry_after_s == 0.5 * (12 - 5)  # it holds 2 + 1 + 1 + 1 tokens of the 12 it may need
 
 
+def test_without_a_queue_free_slots_are_still_given() -> None:
+    scheduler = Scheduler(replace(LIMITS, max_waiting=0))
+    scheduler.submit(1, tokens=2, need=10)
+    scheduler.submit(2, tokens=2, need=10)
+    with pytest.raises(Overloaded):
+        scheduler.submit(3, tokens=2, need=10)
+    assert [work.key for work in scheduler.plan()] == [1, 2]
+
+
 def test_a_paused_sequence_keeps_its_slot_and_goes_on_where_it_was() -> None:
     scheduler = Scheduler(LIMITS)
     scheduler.submit(1, tokens=3, need=10)
@@ -113,7 +122,7 @@ class _Story:
         self.held: dict[int, int] = {}
 
     def run(self, jobs: list[tuple[int, int]]) -> list[int]:
-        """jobs: (prompt, output) tokens. Returns the keys in order of their first row."""
+        """jobs: (prompt, output) tokens. Returns the keys in order of their first step."""
         started: list[int] = []
         pending = list(enumerate(jobs))
         while pending or self.needs:
@@ -123,7 +132,7 @@ class _Story:
                 self.needs[key] = prompt + output - 1
             works = self.scheduler.plan()
             assert works
-            started += [work.key for work in works if work.start == 0]
+            started += sorted(work.key for work in works if work.start == 0)
             self._do(works)
         return started
 

@@ -45,11 +45,15 @@ _SUSPECT_S = 2.0
 
 @dataclass(frozen=True)
 class CallSettings:
-    """How layer calls are made. timeout_s: for a whole call, redone or not. embedded: the combiner is in here."""
+    """How layer calls are made. timeout_s: for a whole call, redone or not. embedded: the combiner is in here.
+
+    seat: which of several aggregators is taken first; routers with different numbers share them out.
+    """
 
     policy: MissingPolicy
     timeout_s: float
     embedded: bool = False
+    seat: int = 0
     partial_dtype: torch.dtype | None = None
 
 
@@ -207,6 +211,8 @@ class LayerCaller:
     def _home(self, deadline: float, lost: Counter[str], abandoned: Callable[[], bool]) -> str | None:
         """The endpoint of the aggregator lost least often, None for the one in here; waits longer after each loss.
 
+        Of equals it is the router's own, by `seat`: layer after layer the same, whose stream is open.
+
         Raises _Homeless when none comes up by the deadline.
         """
         delay_s = min(_FIRST_DELAY_S * 2.0 ** min(lost.total(), 10), _LONGEST_DELAY_S)
@@ -216,7 +222,8 @@ class LayerCaller:
                 return None
             candidates = [a.endpoint for a in self.fleet().aggregators if waited or a.endpoint not in lost]
             if candidates:
-                return min(candidates, key=lambda endpoint: lost[endpoint])
+                first = self._settings.seat % len(candidates)
+                return min(candidates[first:] + candidates[:first], key=lambda endpoint: lost[endpoint])
             if self._clock() >= deadline:
                 raise _Homeless
             if abandoned():

@@ -15,8 +15,8 @@ from moe.runtime.errors import Overloaded
 class ScheduleLimits:
     """Bounds. slots: sequences at once. kv_tokens: cache tokens promised to them together.
 
-    max_waiting: sequences that wait for admission. prefill_tokens, score_tokens: prompt tokens of a step of sequences
-    that generate and that are scored (scored ones cost a row of logits each).
+    max_waiting: sequences that wait while no slot is free. prefill_tokens, score_tokens: prompt tokens of a step, of
+    sequences that generate and of those that are scored (which cost a row of logits each).
     """
 
     slots: int
@@ -82,9 +82,10 @@ class Scheduler:
         tokens: known at the start, at least 1. need: cache tokens it may come to hold, at most kv_tokens.
         step_s: seconds a step takes, for the hint when to try again. Raises Overloaded when the queue is full.
         """
-        if len(self._waiting) >= self._limits.max_waiting:
+        if len(self._waiting) >= self._limits.max_waiting + len(self._free):
             raise Overloaded(
-                f"{len(self._waiting)} requests are waiting, the most that may (--max-waiting); try again later",
+                f"{len(self._waiting)} requests are waiting; {self._limits.max_waiting} may (--max-waiting), and one "
+                "for each free slot; try again later",
                 retry_after_s=self._retry_after_s(step_s),
             )
         self._waiting[key] = _Entry(key, known=tokens, need=need, scored=scored)

@@ -5,9 +5,12 @@ aggregator is there; it says so again whenever one of them is gone. On the way o
 """
 
 import asyncio
+import logging
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 from moe.aggregator.combiner import Combiner
+from moe.aggregator.limits import CombinerLimits
 from moe.api.control.v1 import control_pb2
 from moe.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from moe.discovery.directory import Directory
@@ -28,6 +31,8 @@ from moe.wire.port import MissingPolicy
 
 _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 
+logger = logging.getLogger("moe.router")
+
 _LOOK_S = 0.05
 """How often readiness is looked at; the directory is watched as often."""
 
@@ -39,7 +44,8 @@ class RouterProcess:
         self._settings = settings
         self._package = open_package(settings)
         self._embedded = settings.aggregator == "embedded"
-        self._combiner = Combiner() if self._embedded else None
+        longest = settings.server.max_message_bytes
+        self._combiner = Combiner(CombinerLimits(answer_bytes=longest)) if self._embedded else None
         self._directory: Directory = FileDirectory(settings.directory)
         self._fleet = FleetTracker(self._directory, self._package.manifest.expert_count)
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
@@ -74,7 +80,10 @@ class RouterProcess:
             settings=WireSettings(max_message_bytes=self._settings.server.max_message_bytes),
         )
         call_settings = CallSettings(
-            MissingPolicy(self._settings.missing_policy), self._settings.layer_timeout_s, embedded=self._embedded
+            MissingPolicy(self._settings.missing_policy),
+            self._settings.layer_timeout_s,
+            embedded=self._embedded,
+            seat=zlib.crc32(self._settings.name.encode()),
         )
         self._caller = LayerCaller(wire, self._fleet, call_settings)
         engine_settings = EngineSettings(model.schedule, self._settings.scheduling.stall_timeout_s)
@@ -85,6 +94,15 @@ class RouterProcess:
         reader = RequestReader(model.limits, model.tokenizer)
         self._desk.open(DeskTools(engine, reader, model.tokenizer, model_message(self._package, model)))
         self._watch = asyncio.create_task(self._follow())
+        logger.info(
+            "%s has loaded %s: %d requests at once, %d tokens of context, %d cache tokens of %d bytes",
+            self._settings.name,
+            self._package.manifest.name,
+            model.schedule.slots,
+            model.limits.max_context,
+            model.schedule.kv_tokens,
+            model.backbone.info.kv_bytes_per_token,
+        )
 
     async def _follow(self) -> None:
         """Keeps readiness up to date."""
