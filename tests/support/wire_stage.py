@@ -20,7 +20,7 @@ from moe.aggregator.combiner import Combiner
 from moe.api.control.v1 import control_pb2
 from moe.runtime.process import new_instance_id
 from moe.runtime.server import Server, ServerSettings, Service
-from moe.wire.grpcio import AggregatorServer, ExpertServer, LoopThread, RouterClient, WireSettings
+from moe.wire.grpcio import AggregatorServer, ExpertServer, LoopThread, RouterClient, WireSettings, shared_loop
 from moe.wire.port import (
     Batch,
     Combined,
@@ -243,7 +243,7 @@ class Stage:
 
     def __init__(self, placement: Placement, directory: Path, implementation: Implementation = GRPCIO) -> None:
         self.placement = placement
-        self.loop = LoopThread()
+        self.loop = shared_loop()
         self._directory = directory
         self._implementation = implementation
         self._numbers = itertools.count()
@@ -294,7 +294,6 @@ class Stage:
                 aggregator.kill()
         for expert in self.experts:
             expert.kill()
-        self.loop.close()
 
     def _address(self) -> str:
         if self.placement is Placement.TCP:

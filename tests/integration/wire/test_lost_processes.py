@@ -192,3 +192,13 @@ def test_a_closed_router_says_so(stage: Stage) -> None:
     three_groups(stage)
     stage.routers[0].close()
     assert isinstance(stage.routers[0].exchange(toy_call(GROUPS), [], None, time.monotonic()), AggregatorLost)
+
+
+def test_a_call_that_is_open_when_its_router_closes_is_lost(stage: Stage) -> None:
+    attempts = three_groups(stage)
+    attempts.run(toy_call(GROUPS))
+    stage.experts[0].hold()
+    running = attempts.start(toy_call(GROUPS))
+    wait_until(lambda: stage.experts[0].wire.stats().queued_rows > 0, "queueing")
+    stage.routers[0].close()
+    assert isinstance(running.result(), AggregatorLost)

@@ -5,8 +5,8 @@ One asyncio loop carries all streams of a process; the engine's and the compute 
 
 from moe.wire.grpcio.aggregator_server import AggregatorServer
 from moe.wire.grpcio.expert_server import ExpertServer
-from moe.wire.grpcio.loop_thread import LoopThread
+from moe.wire.grpcio.loop_thread import LoopThread, shared_loop
 from moe.wire.grpcio.router_client import RouterClient
 from moe.wire.grpcio.settings import WireSettings
 
-__all__ = ["AggregatorServer", "ExpertServer", "LoopThread", "RouterClient", "WireSettings"]
+__all__ = ["AggregatorServer", "ExpertServer", "LoopThread", "RouterClient", "WireSettings", "shared_loop"]

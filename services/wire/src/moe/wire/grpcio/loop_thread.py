@@ -1,7 +1,10 @@
 """An asyncio loop in a thread of its own, for callers that have none: grpc.aio lives on one loop."""
 
 import asyncio
+import atexit
 import contextlib
+import functools
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -9,6 +12,9 @@ from typing import Any, TypeVar
 import uvloop
 
 Result = TypeVar("Result")
+
+_LAST_WORDS_S = 2.0
+"""For cancelled tasks to end; a call that grpc.aio is just starting swallows its cancellation."""
 
 
 class LoopThread:
@@ -36,10 +42,26 @@ class LoopThread:
             tasks = asyncio.all_tasks(self.loop)
             for task in tasks:
                 task.cancel()
-            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            if tasks:
+                self.loop.run_until_complete(asyncio.wait(tasks, timeout=_LAST_WORDS_S))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         finally:
             self.loop.close()
+
+
+@functools.cache
+def shared_loop() -> LoopThread:
+    """One loop for all who bring none, up to the process's end.
+
+    grpc.aio has one poller for the whole process: it goes on handing events to loops that are closed meanwhile
+    (`RuntimeError: Event loop is closed` in its callbacks), so loops should not come and go.
+    """
+    shared = LoopThread()
+    atexit.register(shared.close)
+    return shared
+
+
+os.register_at_fork(after_in_child=shared_loop.cache_clear)
 
 
 def post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:

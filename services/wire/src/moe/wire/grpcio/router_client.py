@@ -8,7 +8,7 @@ from functools import partial
 from moe.runtime.process import new_instance_id
 from moe.wire.combining import CallKey, Combining
 from moe.wire.dispatches import write_dispatch
-from moe.wire.grpcio.loop_thread import LoopThread, post
+from moe.wire.grpcio.loop_thread import post, shared_loop
 from moe.wire.grpcio.router_streams import Dispatch, OpenExchange, RouterStreams
 from moe.wire.grpcio.settings import WireSettings
 from moe.wire.mailbox import Mailbox
@@ -25,7 +25,8 @@ class RouterClient:
     """Implements moe.wire.port.RouterWire.
 
     loop: where the streams live, running in another thread; a process that serves over grpc.aio passes its server's, as
-    grpc.aio is at ease on one loop only. Without one the client runs its own. combiner: for calls with no aggregator.
+    grpc.aio is at ease on one loop only. Without one the streams live on a loop that the process shares.
+    combiner: for calls with no aggregator.
     """
 
     name = "grpcio"
@@ -39,11 +40,7 @@ class RouterClient:
         settings: WireSettings | None = None,
     ) -> None:
         self._settings = settings or WireSettings()
-        self._own_loop: LoopThread | None = None
-        if loop is None:
-            self._own_loop = LoopThread()
-            loop = self._own_loop.loop
-        self._loop = loop
+        self._loop = loop or shared_loop().loop
         self._open: dict[CallKey, OpenExchange] = {}
         self._closed = False
         self._streams = self._on_loop(partial(RouterStreams, f"{router}.{new_instance_id()}", combiner, self._settings))
@@ -87,8 +84,6 @@ class RouterClient:
         """See RouterWire. On the loop's own thread, await `aclose` instead."""
         if not self._closed:
             asyncio.run_coroutine_threadsafe(self.aclose(), self._loop).result(_CLOSE_TIMEOUT_S)
-        if self._own_loop:
-            self._own_loop.close()
 
     async def aclose(self) -> None:
         """Ends all streams, on the loop; calls that are open are lost."""

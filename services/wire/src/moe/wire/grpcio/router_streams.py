@@ -99,6 +99,8 @@ class RouterStreams:
     async def close(self) -> None:
         """Ends all streams; calls that are open are lost."""
         self.set_endpoints((), ())
+        for key in list(self._calls):
+            self.call_ended(key, AggregatorLost("this router's wire is closed"))
         await asyncio.gather(*self._closing, return_exceptions=True)
         if self._host and self._collector:
             await self._collector.close()
