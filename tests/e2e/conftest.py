@@ -42,7 +42,7 @@ def bring_up(runtime: Path) -> Iterator[Callable[..., tuple[MoeUp, Clients]]]:
         name = f"e2e-{os.getpid()}-{len(opened)}"
         up = MoeUp(runtime, str(package), "--name", name, *argv)
         opened.append(up)
-        clients = Clients(up.until("up")["router"])
+        clients = Clients(up.events[up.until("up") - 1]["address"])
         opened.append(clients)
         return up, clients
 

@@ -1,7 +1,8 @@
 """Bad input at every port: a clear status that names field and limit; other requests go on."""
 
+import contextlib
+import json
 import math
-import os
 import random
 import socket
 import threading
@@ -10,8 +11,9 @@ import grpc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from moe.api.control.v1 import control_pb2, control_pb2_grpc
 from moe.api.inference.v1 import inference_pb2 as pb
-from moe.cli.supervise.contact import channel_options
+from support.moe_up import moe
 from support.streams import Clients, request
 
 
@@ -80,26 +82,28 @@ def test_invalid_utf8_is_refused_and_the_next_request_works(clients):
     assert (caught.value.code().name, clients.ask(request([5], 2)).error) == ("INVALID_ARGUMENT", None)
 
 
-def test_random_bytes_at_every_port_leave_every_process_alive(served):
+def test_random_bytes_at_every_port_leave_every_process_alive(served, runtime):
     up, clients = served
     noise = random.Random(7)
-    pids = {name: up.pid(name) for name in {e["process"] for e in up.events if e["event"] == "ready"}}
-    ports = [e["endpoint"] for e in up.events if e["event"] == "starting"]
-    for endpoint in ports:
+    before = len(up.events)
+    for endpoint in endpoints(runtime, up):
         host, port = endpoint.rsplit(":", 1)
         for size in (1, 24, 1000, 100_000):
-            with socket.create_connection((host, int(port)), timeout=10) as peer:
-                try:
-                    peer.sendall(noise.randbytes(size))
-                except (BrokenPipeError, ConnectionResetError):
-                    continue
-    alive = {name: os.path.exists(f"/proc/{pid}") for name, pid in pids.items()}  # noqa: PTH110
-    assert (len(ports), set(alive.values()), clients.ask(request([5], 2)).error) == (len(pids), {True}, None)
+            with socket.create_connection((host, int(port)), timeout=10) as peer, contextlib.suppress(OSError):
+                peer.sendall(noise.randbytes(size))
+    answer = clients.ask(request([5], 2))
+    assert (answer.error, up.process.poll(), endpoints(runtime, up) and up.events[before:]) == (None, None, [])
 
 
-def test_a_client_that_never_reads_does_not_hold_up_the_others(served, clients):
-    target = clients_target(served)
-    idle = Clients(target)
+def endpoints(runtime, up):
+    """Of every process; each of them must be ready."""
+    (deployment,) = json.loads(moe(runtime, "status", "--json", "--name", up.events[-1]["name"]).stdout)
+    assert {process["state"] for process in deployment["processes"]} == {"ready"}
+    return [process["endpoint"] for process in deployment["processes"]]
+
+
+def test_a_client_that_never_reads_does_not_hold_up_the_others(clients):
+    idle = Clients(clients.target)
     stalled = [idle.stub.Generate(request([5 + i], 2000)) for i in range(3)]
     answer = clients.ask(request([504, 260], 8))
     for call in stalled:
@@ -108,24 +112,16 @@ def test_a_client_that_never_reads_does_not_hold_up_the_others(served, clients):
     assert (answer.error, len(answer.tokens)) == (None, 8)
 
 
-def test_a_disconnected_client_frees_its_slot(clients, served):
+def test_a_disconnected_client_frees_its_slot(clients):
     calls = [clients.stub.Generate(request([5 + i], 3000)) for i in range(4)]
     for call in calls:
         next(call)
         call.cancel()
-    assert wait_until(lambda: running(served) == 0)
+    assert wait_until(lambda: running(clients) == 0)
 
 
-def clients_target(served):
-    up, _ = served
-    return next(e["router"] for e in up.events if e["event"] == "up")
-
-
-def running(served):
-    from moe.api.control.v1 import control_pb2, control_pb2_grpc
-
-    with grpc.insecure_channel(clients_target(served), options=channel_options()) as channel:
-        stats = control_pb2_grpc.ControlServiceStub(channel).Stats(control_pb2.StatsRequest(), timeout=30)
+def running(clients):
+    stats = control_pb2_grpc.ControlServiceStub(clients.channel).Stats(control_pb2.StatsRequest(), timeout=30)
     return stats.router.running + stats.router.waiting
 
 

@@ -32,13 +32,24 @@ def undisturbed(double):
     return [answer.tokens for answer in answers]
 
 
-def victim(up, role):
-    started = [event["process"] for event in up.events if event["event"] == "ready"]
-    return next(name for name in started if name.startswith(role))
+def first(up, role):
+    """Name of the first process whose name begins so."""
+    return next(e["process"] for e in up.events if e["event"] == "ready" and e["process"].startswith(role))
 
 
-def kill(up, name):
-    os.kill(up.pid(name), signal.SIGKILL)
+def ask_and_kill(deployment, *names):
+    """Answers of all requests, while these processes are killed in their midst and started again by `moe up`."""
+    up, clients = deployment
+    before = len(up.events)
+
+    def kill():
+        for name in names:
+            os.kill(up.pid(name), signal.SIGKILL)
+
+    answers = clients.ask_all(REQUESTS, meanwhile=kill, after=30)
+    for name in names:
+        up.until("ready", name, after=up.until("starting", name, after=before))
+    return answers
 
 
 def test_every_answer_has_the_length_asked_for(undisturbed):
@@ -46,34 +57,25 @@ def test_every_answer_has_the_length_asked_for(undisturbed):
 
 
 def test_a_killed_expert_with_another_replica_fails_no_request_and_changes_no_token(double, undisturbed):
-    up, clients = double
-    answers = clients.ask_all(REQUESTS, meanwhile=lambda: kill(up, victim(up, "tiny")), after=30)
+    answers = ask_and_kill(double, first(double[0], "tiny"))
     assert ([a.error for a in answers], [a.tokens for a in answers]) == ([None] * len(REQUESTS), undisturbed)
 
 
 def test_a_killed_expert_without_another_replica_stalls_requests_until_it_is_back_and_changes_no_token(
     single, undisturbed
 ):
-    up, clients = single
-    answers = clients.ask_all(REQUESTS, meanwhile=lambda: kill(up, victim(up, "tiny")), after=30)
+    answers = ask_and_kill(single, first(single[0], "tiny"))
     assert ([a.error for a in answers], [a.tokens for a in answers]) == ([None] * len(REQUESTS), undisturbed)
 
 
 def test_killed_experts_of_every_group_stall_requests_until_they_are_back_and_change_no_token(single, undisturbed):
-    up, clients = single
-    groups = sorted({event["process"] for event in up.events if event.get("process", "").startswith("tiny")})
-
-    def kill_all():
-        for name in groups:
-            kill(up, name)
-
-    answers = clients.ask_all(REQUESTS, meanwhile=kill_all, after=30)
+    groups = sorted({e["process"] for e in single[0].events if e.get("process", "").startswith("tiny")})
+    answers = ask_and_kill(single, *groups)
     assert ([a.error for a in answers], [a.tokens for a in answers]) == ([None] * len(REQUESTS), undisturbed)
 
 
 def test_a_killed_aggregator_fails_no_request_and_changes_no_token(double, undisturbed):
-    up, clients = double
-    answers = clients.ask_all(REQUESTS, meanwhile=lambda: kill(up, victim(up, "agg")), after=30)
+    answers = ask_and_kill(double, first(double[0], "agg"))
     assert ([a.error for a in answers], [a.tokens for a in answers]) == ([None] * len(REQUESTS), undisturbed)
 
 
@@ -86,16 +88,14 @@ def test_no_degradation_is_reported_when_nothing_was_degraded(double):
 
 
 def test_a_missing_expert_under_renormalise_is_named_in_the_answer(bring_up, tiny):
-    up, clients = bring_up(tiny, "--groups", "4", "--missing-policy", "renormalise", "--aggregator", "embedded")
-    answers = clients.ask_all(REQUESTS, meanwhile=lambda: kill(up, victim(up, "tiny")), after=30)
+    deployment = bring_up(tiny, "--groups", "4", "--missing-policy", "renormalise", "--aggregator", "embedded")
+    answers = ask_and_kill(deployment, first(deployment[0], "tiny"))
     kinds = {d.kind for answer in answers if answer.final for d in answer.final.degradations}
     assert kinds == {"renormalised"}
 
 
 def test_a_missing_expert_under_fail_ends_requests_with_unavailable_and_the_next_ones_work(bring_up, tiny):
-    up, clients = bring_up(tiny, "--groups", "4", "--missing-policy", "fail", "--aggregator", "embedded")
-    name = victim(up, "tiny")
-    answers = clients.ask_all(REQUESTS, meanwhile=lambda: kill(up, name), after=30)
-    up.until("ready", name, times=2)
+    deployment = bring_up(tiny, "--groups", "4", "--missing-policy", "fail", "--aggregator", "embedded")
+    answers = ask_and_kill(deployment, first(deployment[0], "tiny"))
     codes = {answer.error.code().name for answer in answers if answer.error}
-    assert (codes, clients.ask(REQUESTS[0]).error) == ({"UNAVAILABLE"}, None)
+    assert (codes, deployment[1].ask(REQUESTS[0]).error) == ({"UNAVAILABLE"}, None)
