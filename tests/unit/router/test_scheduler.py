@@ -149,7 +149,7 @@ class _Story:
 
 
 @given(jobs=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20)), max_size=12), slots=st.integers(1, 4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_everybody_gets_through_in_order_and_within_the_bounds(jobs: list[tuple[int, int]], slots: int) -> None:
     story = _Story(replace(LIMITS, slots=slots))
     assert story.run(jobs) == list(range(len(jobs)))

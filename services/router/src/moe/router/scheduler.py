@@ -116,11 +116,11 @@ class Scheduler:
         """The next step, rows that decode first, by slot; empty when there is nothing to do. Admits who fits."""
         self._admit()
         active = [e for e in self._running.values() if not e.paused and e.known > e.done]
-        decoding = sorted((e for e in active if e.known - e.done == 1 and not e.scored), key=lambda e: e.slot)
+        decoding = sorted((e for e in active if _decodes(e)), key=lambda e: e.slot)
         budgets = {False: self._limits.prefill_tokens, True: self._limits.score_tokens}
         works = [_work(entry, 1) for entry in decoding]
         for entry in active:
-            if entry.scored or entry.known - entry.done > 1:
+            if not _decodes(entry):
                 count = min(entry.known - entry.done, budgets[entry.scored])
                 budgets[entry.scored] -= count
                 works += [_work(entry, count)] if count else []
@@ -140,6 +140,11 @@ class Scheduler:
         """When the first running sequence is through at the latest, if each of its tokens takes a step."""
         steps = min((entry.need - entry.done for entry in self._running.values()), default=1)
         return max(0.1, steps * step_s)
+
+
+def _decodes(entry: _Entry) -> bool:
+    """Whether a single row is all it needs; a prompt's first token waits its turn like any other prompt's."""
+    return entry.known - entry.done == 1 and entry.done > 0 and not entry.scored
 
 
 def _work(entry: _Entry, count: int) -> Work:
