@@ -63,8 +63,8 @@ def test_parts_get_the_thread_environment_of_the_plan(environ):
 
 
 def test_parts_keep_the_user_s_environment(environ):
-    with prepared(launch(), {**environ, "MOE_ROUTER_MAX_RUNNING": "3"}) as deployment:
-        assert deployment.environ["MOE_ROUTER_MAX_RUNNING"] == "3"
+    with prepared(launch(), {**environ, "MOE_SCHEDULING_MAX_RUNNING": "3"}) as deployment:
+        assert deployment.environ["MOE_SCHEDULING_MAX_RUNNING"] == "3"
 
 
 def test_a_second_one_of_the_name_is_refused_with_who_has_it(environ):

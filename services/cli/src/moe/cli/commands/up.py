@@ -41,7 +41,7 @@ def _replicas_for(context: click.Context, parameter: click.Parameter, values: tu
     "  moe up demo --groups 4 --replicas 2\n"
     "  moe up ./packages/mixtral --replicas-for mixtral-003=2 --tcp --listen 0.0.0.0:50051\n"
     "  moe up demo --aggregator embedded --json | jq -r .event\n\n"
-    "Every other setting of the parts comes from the environment, such as MOE_ROUTER_MAX_RUNNING=32; see\n"
+    "Every other setting of the parts comes from the environment, such as MOE_SCHEDULING_MAX_RUNNING=32; see\n"
     "`python -m moe.router --help`, moe.expert and moe.aggregator.\n\n"
     "\b\nCtrl-C ends everything after requests had 10 s to finish; a second one does not wait.\n"
     "Exit codes: 0 ended by SIGTERM, 130 by Ctrl-C, 1 could not come up, 2 wrong usage or package."
