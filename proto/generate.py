@@ -33,13 +33,20 @@ def stage(into: Path) -> list[str]:
     return names
 
 
+def stub_arguments(kind: str, into: Path) -> list[str]:
+    """Has protoc run a plugin of mypy-protobuf, from this interpreter's own environment."""
+    plugin = f"protoc-gen-{kind}"
+    return [f"--plugin={plugin}={Path(sys.executable).with_name(plugin)}", f"--{kind}_out=quiet:{into}"]
+
+
 def generate(into: Path) -> None:
     """Writes the modules and their type stubs below `into`."""
     with tempfile.TemporaryDirectory() as staging:
         names = stage(Path(staging))
         well_known = Path(grpc_tools.__file__).parent / "_proto"
-        outputs = [f"--{kind}_out={into}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
-        arguments = ["protoc", f"-I{staging}", f"-I{well_known}", *outputs, *names]
+        outputs = [f"--{kind}_out={into}" for kind in ("python", "grpc_python")]
+        stubs = [argument for kind in ("mypy", "mypy_grpc") for argument in stub_arguments(kind, into)]
+        arguments = ["protoc", f"-I{staging}", f"-I{well_known}", *outputs, *stubs, *names]
         if protoc.main(arguments) != 0:
             raise SystemExit("protoc failed; its message stands above")
     for module in into.rglob("*_pb2_grpc.py"):

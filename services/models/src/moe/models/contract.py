@@ -69,7 +69,7 @@ class Backbone(Protocol):
     info: BackboneInfo
 
     def allocate(self, slots: int, slot_tokens: int) -> None:
-        """Reserves the cache: `slots` sequences of at most `slot_tokens` tokens. Raises MemoryError by name and size."""
+        """Reserves the cache: `slots` sequences of at most `slot_tokens` tokens. Raises MemoryError by size."""
 
     def step(self, batch: PackedBatch, experts: Experts) -> Tensor:
         """Runs the packed tokens through the model; returns float32 logits [wanted, vocabulary].
