@@ -102,11 +102,21 @@ def test_the_next_call_avoids_the_replica_that_failed() -> None:
     assert stage.sent_to(0) == ["g0-0", "g0-1", "g0-1"]
 
 
-def test_a_refused_dispatch_is_an_error_of_its_rows_whatever_the_policy() -> None:
-    stage = Stage(RENORMALISE)
+@pytest.mark.parametrize("policy", [WAIT, RENORMALISE, FAIL])
+def test_a_refused_dispatch_is_an_error_of_its_rows_at_once_whatever_the_policy(policy: MissingPolicy) -> None:
+    stage = Stage(policy)
     stage.wire.faults["g1-0"] = [FailureKind.INVALID] * 3
-    errors = lost(stage.run())
-    assert (sorted(errors), type(errors[1]), len(stage.sent_to(1))) == ([1, 2], MoeError, 1)
+    start = stage.clock()
+    result = stage.run()
+    errors = lost(result)
+    assert (sorted(errors), type(errors[1]), result.rows[0].tolist()) == ([1, 2], MoeError, ANSWER[0].tolist())
+    assert (len(stage.sent_to(1)), stage.clock() - start < 0.1) == (1, True)
+
+
+def test_a_dispatch_refused_by_one_replica_goes_to_the_other() -> None:
+    stage = Stage(snapshot=listing([[0, 1], [2, 3]], replicas=2))
+    stage.wire.faults["g0-0"] = stage.wire.faults["g0-1"] = [FailureKind.INVALID]
+    assert (stage.run().rows.tolist(), len(stage.sent_to(0))) == (ANSWER.tolist(), 2)
 
 
 def test_an_overloaded_replica_is_asked_again_when_it_said() -> None:

@@ -6,9 +6,10 @@ when no replica is ready or each that is has failed it `MOST_FAILURES` times.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from moe.discovery.directory import ExpertReplica
 from moe.router.groups import Fleet
 from moe.router.replicas import choose_replica
 from moe.wire.port import FailureKind, MissingPolicy, PartFailure, Target
@@ -35,16 +36,13 @@ class GivenUp:
     invalid: bool = False
 
 
-@dataclass
-class _PartState:
-    part: int
-    group: str
-    send_at: float | None
+@dataclass(slots=True)
+class _History:
+    """What has gone wrong with one part, by endpoint."""
+
     failures: Counter[str] = field(default_factory=Counter)
     patience: Counter[str] = field(default_factory=Counter)
     refusals: dict[str, str] = field(default_factory=dict)
-    attempts: int = 0
-    last: str = ""
 
     def unable(self, endpoint: str) -> bool:
         """Whether a replica has shown that it can't deliver this part."""
@@ -53,6 +51,22 @@ class _PartState:
             or self.failures[endpoint] >= MOST_FAILURES
             or self.patience[endpoint] >= _PATIENT_FAILURES
         )
+
+    def tried(self) -> set[str]:
+        """Replicas that something went wrong with."""
+        return {*self.failures, *self.patience, *self.refusals}
+
+
+@dataclass(slots=True)
+class _PartState:
+    """One part. history: None as long as all goes well, which is the common case and has to be cheap."""
+
+    part: int
+    group: str
+    send_at: float | None
+    history: _History | None = None
+    attempts: int = 0
+    last: str = ""
 
 
 class CallParts:
@@ -77,8 +91,7 @@ class CallParts:
                 state.send_at = None
                 given_up.append(hopeless)
                 continue
-            able = [r for r in fleet.ready(state.group) if not state.unable(r.endpoint)] or fleet.ready(state.group)
-            replica = choose_replica(able, queued_rows, {*suspects, *state.failures, *state.patience}, self._turn)
+            replica = self._choose(state, fleet, queued_rows, suspects)
             if replica is None:
                 state.send_at = now + _ABSENT_DELAY_S
                 state.last = state.last or "no replica is ready"
@@ -89,6 +102,15 @@ class CallParts:
             targets.append(Target(state.part, replica.endpoint))
         return targets, given_up
 
+    def _choose(
+        self, state: _PartState, fleet: Fleet, queued_rows: Callable[[str], int], suspects: Collection[str]
+    ) -> ExpertReplica | None:
+        ready, history = fleet.ready(state.group), state.history
+        if history is None:
+            return choose_replica(ready, queued_rows, suspects, self._turn)
+        able = [replica for replica in ready if not history.unable(replica.endpoint)] or ready
+        return choose_replica(able, queued_rows, {*suspects, *history.tried()}, self._turn)
+
     def _waiting(self, now: float) -> list[_PartState]:
         return [s for s in self._states.values() if s.send_at is not None and s.send_at <= now]
 
@@ -98,13 +120,14 @@ class CallParts:
         if state is None:
             return
         state.last = f"{failure.endpoint}: {failure.kind.value}: {failure.message}"
+        history = state.history = state.history or _History()
         if failure.kind is FailureKind.INVALID:
-            state.refusals[failure.endpoint] = failure.message
+            history.refusals[failure.endpoint] = failure.message or failure.kind.value
         elif failure.kind in PATIENT:
-            state.patience[failure.endpoint] += 1
+            history.patience[failure.endpoint] += 1
         else:
-            state.failures[failure.endpoint] += 1
-        state.send_at = now + self._delay_s(state, failure, fleet)
+            history.failures[failure.endpoint] += 1
+        state.send_at = now + _delay_s(history, failure, fleet.ready(state.group))
 
     def next_send(self) -> float | None:
         """The earliest moment at which `due` may have something; None when all parts are on their way."""
@@ -114,25 +137,26 @@ class CallParts:
         """What is known of why a part has not come; empty when nothing is."""
         return self._states[part].last
 
-    def _delay_s(self, state: _PartState, failure: PartFailure, fleet: Fleet) -> float:
-        tried = {*state.failures, *state.patience, *state.refusals}
-        if any(replica.endpoint not in tried for replica in fleet.ready(state.group)):
-            return 0.0
-        again = max(0, sum((state.failures + state.patience).values()) - 1)
-        return max(failure.retry_after_s, min(_FIRST_DELAY_S * 2.0 ** min(again, 10), _LONGEST_DELAY_S))
-
     def _hopeless(self, state: _PartState, fleet: Fleet) -> GivenUp | None:
-        ready = fleet.ready(state.group)
-        refused = [state.refusals[r.endpoint] for r in ready if r.endpoint in state.refusals]
-        if ready and len(refused) == len(ready):
+        ready, history = fleet.ready(state.group), state.history
+        refused = [history.refusals.get(replica.endpoint) for replica in ready] if history else []
+        if refused and all(refused):
             return GivenUp(state.part, f"the dispatch is refused: {refused[0]}", invalid=True)
         if self._policy is MissingPolicy.WAIT:
             return None
         if not ready:
             return GivenUp(state.part, _because("no replica is ready", state.last))
-        if all(state.unable(replica.endpoint) for replica in ready):
+        if history and all(history.unable(replica.endpoint) for replica in ready):
             return GivenUp(state.part, f"every ready replica failed; last {state.last}")
         return None
+
+
+def _delay_s(history: _History, failure: PartFailure, ready: Sequence[ExpertReplica]) -> float:
+    tried = history.tried()
+    if any(replica.endpoint not in tried for replica in ready):
+        return 0.0
+    again = max(0, (history.failures + history.patience).total() - 1)
+    return max(failure.retry_after_s, min(_FIRST_DELAY_S * 2.0 ** min(again, 10), _LONGEST_DELAY_S))
 
 
 def _because(what: str, last: str) -> str:

@@ -5,7 +5,7 @@ either; under WAIT and FAIL they are lost. What is lost carries the error that i
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from moe.router.groups import Fleet
@@ -33,15 +33,11 @@ class LayerResult:
 
 @dataclass(frozen=True)
 class CallFacts:
-    """What the router knows at a call's end. groups: part -> name. last: part -> its last failure, empty if none.
-
-    invalid: parts that a replica called malformed, with what it said.
-    """
+    """What the router knows at a call's end. groups: part -> name. last: part -> its last failure, empty if none."""
 
     call: LayerCall
     groups: Mapping[int, str]
     last: Mapping[int, str]
-    invalid: Mapping[int, str]
     timeout_s: float
 
 
@@ -54,7 +50,7 @@ def combined_result(facts: CallFacts, outcome: Combined, fleet: Fleet) -> LayerR
     for missing in outcome.missing:
         rows = index[missing.part]
         reason = f"layer {facts.call.layer}: group {facts.groups[missing.part]}: {_why(facts, missing)}"
-        if facts.call.policy is MissingPolicy.RENORMALISE and missing.part not in facts.invalid:
+        if facts.call.policy is MissingPolicy.RENORMALISE:
             troubles.append(RowTrouble(rows, reason))
             lost = rows[~_touched(facts.call, {m.part for m in outcome.missing})[rows]]
             if len(lost):
@@ -78,6 +74,20 @@ def overdue_result(facts: CallFacts) -> LayerResult:
     return failed_result(facts, silent)
 
 
+def without_parts(facts: CallFacts, refused: Mapping[int, str]) -> tuple[LayerCall, tuple[RowTrouble, ...]]:
+    """The call that is left when every replica of these parts calls them malformed, and whom that costs.
+
+    refused: part -> what they say. No policy excuses it: something is configured or programmed wrongly.
+    """
+    troubles = []
+    for part in facts.call.parts:
+        if part.part in refused:
+            reason = f"layer {facts.call.layer}: group {facts.groups[part.part]}: {refused[part.part]}"
+            troubles.append(RowTrouble(part.token_index.long(), reason, MoeError(reason)))
+    left = tuple(part for part in facts.call.parts if part.part not in refused)
+    return replace(facts.call, parts=left), tuple(troubles)
+
+
 def all_lost(call: LayerCall, error: MoeError) -> LayerResult:
     """Every row that is in any part is lost with this error."""
     rows = torch.nonzero(_touched(call, set())).flatten()
@@ -99,8 +109,6 @@ def _why(facts: CallFacts, missing: MissingPart) -> str:
 
 
 def _error(facts: CallFacts, part: int, reason: str, fleet: Fleet) -> MoeError:
-    if part in facts.invalid:
-        return MoeError(reason)
     if facts.call.policy is MissingPolicy.WAIT and fleet.ready(facts.groups[part]):
         return DeadlineExceeded(f"{reason}; waited {facts.timeout_s:g} s (--layer-timeout-s)")
     return Unavailable(reason)

@@ -4,6 +4,8 @@ Pure and vectorised: the only Python loop runs over the groups. Dropped slots (i
 sent; a row all of whose slots are dropped is in no part.
 """
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 from moe.wire.port import Part
@@ -58,14 +60,20 @@ def _cut(
     starts_row[1:] |= row[1:] != row[:-1]
     number = starts_row.cumsum(dtype=np.int32) - np.int32(1)
     begins = np.flatnonzero(starts_part)
-    slot_ends = [*begins[1:].tolist(), len(part)]
-    first_rows = number[begins].tolist()
-    row_ends = [*first_rows[1:], int(number[-1]) + 1]
-    number -= np.repeat(number[begins], np.diff([*begins, len(part)]))
-    token_index, slot_rows, slot_experts = (torch.from_numpy(a) for a in (row[starts_row], number, expert))
+    slots = _sizes(begins.tolist(), len(part))
+    rows = _sizes(number[begins].tolist(), int(number[-1]) + 1)
+    number -= np.repeat(number[begins], slots)
     return tuple(
-        Part(p, token_index[r0:r1], slot_rows[s0:s1], slot_experts[s0:s1], weight[s0:s1])
-        for p, r0, r1, s0, s1 in zip(
-            part[begins].tolist(), first_rows, row_ends, begins.tolist(), slot_ends, strict=True
+        map(
+            Part,
+            part[begins].tolist(),
+            torch.from_numpy(row[starts_row]).split_with_sizes(rows),
+            torch.from_numpy(number).split_with_sizes(slots),
+            torch.from_numpy(expert).split_with_sizes(slots),
+            weight.split_with_sizes(slots),
         )
     )
+
+
+def _sizes(begins: list[int], end: int) -> list[int]:
+    return [after - before for before, after in pairwise([*begins, end])]

@@ -13,7 +13,16 @@ from itertools import count
 
 import torch
 from moe.router.call_parts import PATIENT, CallParts, GivenUp
-from moe.router.call_result import CallFacts, LayerResult, all_lost, combined_result, failed_result, overdue_result
+from moe.router.call_result import (
+    CallFacts,
+    LayerResult,
+    RowTrouble,
+    all_lost,
+    combined_result,
+    failed_result,
+    overdue_result,
+    without_parts,
+)
 from moe.router.fleet import FleetTracker
 from moe.router.groups import Fleet
 from moe.router.replicas import Suspects
@@ -75,11 +84,27 @@ class _OpenCall:
     timeout_s: float
     begun: bool = False
     given_up: list[GivenUp] = field(default_factory=list)
-    invalid: dict[int, str] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+
+    def take(self, given_up: Sequence[GivenUp]) -> None:
+        """Notes parts that nobody delivers."""
+        for part in given_up:
+            if part.invalid:
+                self.refused[part.part] = part.reason
+            else:
+                self.given_up.append(part)
 
     def facts(self) -> CallFacts:
-        last = {part: self.parts.last_failure(part) for part in self.groups}
-        return CallFacts(self.call, self.groups, last, self.invalid, self.timeout_s)
+        last = {part.part: self.parts.last_failure(part.part) for part in self.call.parts}
+        return CallFacts(self.call, self.groups, last, self.timeout_s)
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """Parts that every replica calls malformed, with what they say: the call goes on without them."""
+
+    facts: CallFacts
+    parts: dict[int, str]
 
 
 class Abandoned(Exception):  # noqa: N818 - not an error
@@ -131,29 +156,40 @@ class LayerCaller:
         call = LayerCall(0, layer, hidden, tuple(parts), policy, deadline, partial_dtype)
         groups = {part.part: fleet.groups[part.part].name for part in parts}
         lost: Counter[str] = Counter()
+        refused: tuple[RowTrouble, ...] = ()
         while True:
+            if not call.parts:
+                return LayerResult(torch.zeros_like(hidden), refused)
             try:
                 aggregator = self._home(deadline, lost, abandoned)
             except _Homeless:
                 return all_lost(call, self._no_aggregator(layer, lost))
             outcome = self._live(call, groups, aggregator, abandoned)
             if isinstance(outcome, LayerResult):
-                return outcome
-            lost[aggregator or ""] += 1
-            self.counters.redone_calls += 1
+                return replace(outcome, troubles=outcome.troubles + refused) if refused else outcome
+            if isinstance(outcome, _Refused):
+                call, troubles = without_parts(outcome.facts, outcome.parts)
+                refused += troubles
+            else:
+                lost[aggregator or ""] += 1
+                self.counters.redone_calls += 1
 
     def _live(
         self, call: LayerCall, groups: dict[int, str], aggregator: str | None, abandoned: Callable[[], bool]
-    ) -> LayerResult | AggregatorLost:
+    ) -> LayerResult | AggregatorLost | _Refused:
         """One life of a call, under an id of its own, at one aggregator."""
         turn = next(self._turns)
         call = replace(call, call_id=self._first_id | (turn & 0xFFFFFFFF))
-        opened = _OpenCall(call, groups, CallParts(groups, call.policy, self._clock(), turn), self._settings.timeout_s)
+        parts = CallParts({part.part: groups[part.part] for part in call.parts}, call.policy, self._clock(), turn)
+        opened = _OpenCall(call, groups, parts, self._settings.timeout_s)
         try:
             while True:
                 result = self._judge(opened, self._exchange(opened, aggregator))
                 if result is not None:
                     return result
+                if opened.refused:
+                    self._wire.abandon(call)
+                    return _Refused(opened.facts(), opened.refused)
                 if abandoned():
                     self._wire.abandon(call)
                     raise Abandoned
@@ -171,7 +207,9 @@ class LayerCaller:
         if now < opened.call.deadline:
             fleet, suspects = self.fleet(), self._suspects.current(now)
             targets, given_up = opened.parts.due(fleet, self._wire.queued_rows, suspects, now)
-            opened.given_up += given_up
+            opened.take(given_up)
+            if opened.refused:
+                return Incomplete()
             until = min(until, opened.parts.next_send() or until)
         if opened.begun:
             self._give_up(opened)
@@ -183,8 +221,6 @@ class LayerCaller:
     def _give_up(self, opened: _OpenCall) -> None:
         for part in opened.given_up:
             self._wire.give_up(opened.call, part.part, part.reason)
-            if part.invalid:
-                opened.invalid[part.part] = part.reason
         opened.given_up.clear()
 
     def _judge(self, opened: _OpenCall, outcome: Outcome) -> LayerResult | AggregatorLost | None:
