@@ -99,3 +99,8 @@ def test_a_missing_expert_under_fail_ends_requests_with_unavailable_and_the_next
     answers = ask_and_kill(deployment, first(deployment[0], "tiny"))
     codes = {answer.error.code().name for answer in answers if answer.error}
     assert (codes, deployment[1].ask(REQUESTS[0]).error) == ({"UNAVAILABLE"}, None)
+
+
+def test_moe_up_tells_what_deterministic_mode_costs(double):
+    told = [event["cost"] for event in double[0].events if event["event"] == "deterministic"]
+    assert told[0].startswith("a step takes, without the experts: 1 row ")

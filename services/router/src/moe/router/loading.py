@@ -1,12 +1,13 @@
 """Loads what a router needs of its package: backbone with its cache, tokenizer, limits. Blocking; no sockets."""
 
 import gc
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from moe.api.inference.v1 import inference_pb2
-from moe.models.backbone import load_backbone
+from moe.models.backbone import deterministic_cost, load_backbone
 from moe.models.contract import Backbone
 from moe.models.errors import ModelsError
 from moe.models.generation_defaults import generation_defaults
@@ -29,12 +30,13 @@ _ENVELOPE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A package's model, ready to step."""
+    """A package's model, ready to step. deterministic_cost: what that mode costs it, for people; empty without it."""
 
     backbone: Backbone
     tokenizer: Tokenizer | None
     limits: RequestLimits
     schedule: ScheduleLimits
+    deterministic_cost: str
 
 
 def open_package(settings: RouterSettings) -> Package:
@@ -57,6 +59,7 @@ def load_model(package: Package, settings: RouterSettings) -> LoadedModel:
         tokenizer = load_tokenizer(package)
         limits = request_limits(package, backbone, settings.scheduling)
         _check_step_size(package, settings)
+        cost = _cost_in_words(deterministic_cost(backbone)) if settings.deterministic else ""
         backbone.allocate(settings.scheduling.max_running, limits.max_context)
     except MemoryError as error:
         raise StartupError(f"{error} (--max-running, --max-context)") from error
@@ -64,7 +67,12 @@ def load_model(package: Package, settings: RouterSettings) -> LoadedModel:
         raise StartupError(str(error)) from error
     gc.collect()
     gc.freeze()
-    return LoadedModel(backbone, tokenizer, limits, schedule_limits(settings.scheduling, limits.max_context))
+    return LoadedModel(backbone, tokenizer, limits, schedule_limits(settings.scheduling, limits.max_context), cost)
+
+
+def _cost_in_words(ratios: Mapping[int, float]) -> str:
+    each = [f"{rows} row{'s' if rows > 1 else ''} {ratio:.1f} x" for rows, ratio in ratios.items()]
+    return f"a step takes, without the experts: {', '.join(each)} as long"
 
 
 def _check_step_size(package: Package, settings: RouterSettings) -> None:

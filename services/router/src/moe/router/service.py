@@ -103,6 +103,8 @@ class RouterProcess:
             model.schedule.kv_tokens,
             model.backbone.info.kv_bytes_per_token,
         )
+        if model.deterministic_cost:
+            logger.info("%s is deterministic: %s", self._settings.name, model.deterministic_cost)
 
     async def _follow(self) -> None:
         """Keeps readiness up to date."""
@@ -135,6 +137,8 @@ class RouterProcess:
             "layer_timeout_s": f"{settings.layer_timeout_s:g}",
         }
         if self._model:
+            if self._model.deterministic_cost:
+                facts["deterministic_cost"] = self._model.deterministic_cost
             facts["max_context"] = str(self._model.limits.max_context)
             facts["kv_bytes_per_token"] = str(self._model.backbone.info.kv_bytes_per_token)
         return control_pb2.DescribeResponse(

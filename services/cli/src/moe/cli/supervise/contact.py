@@ -47,6 +47,14 @@ class Contact:
             return None
         return answer
 
+    async def facts(self, timeout_s: float) -> dict[str, str]:
+        """What it says of itself beside its name, such as what deterministic mode costs; empty when it is silent."""
+        try:
+            answer = await self._control.Describe(control_pb2.DescribeRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError:
+            return {}
+        return dict(answer.facts)
+
     async def close(self) -> None:
         """Closes the connection."""
         await self._channel.close()

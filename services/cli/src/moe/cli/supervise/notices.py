@@ -38,6 +38,11 @@ def of_up(deployment: Deployment) -> Notice:
     return Notice("up", text, facts={"name": deployment.name, "address": deployment.address, "processes": count})
 
 
+def of_deterministic(router: str, cost: str) -> Notice:
+    """The notice of what deterministic mode costs, as a router has measured it."""
+    return Notice("deterministic", f"deterministic: {cost}", router, {"cost": cost})
+
+
 def of_crash_loop(process: Process, log: tuple[str, ...]) -> Notice:
     """The notice that a process keeps ending, with the last lines of its log."""
     lines = "".join(f"\n    {line}" for line in log)

@@ -166,6 +166,10 @@ class Supervisor:
         health = await contact.health(_CHECK_TIMEOUT_S)
         if self.fleet.processes[name].pid != pid:
             return  # the answer of a process that is gone
+        if isinstance(health, Healthy) and self.fleet.processes[name].state is State.STARTING:
+            cost = (await contact.facts(_CHECK_TIMEOUT_S)).get("deterministic_cost")
+            if cost:
+                self._tell(notices.of_deterministic(name, cost))
         self._apply(self.fleet.handle(name, health, time.monotonic()))
         if self._with_samples and isinstance(health, Healthy):
             stats = await contact.stats(_CHECK_TIMEOUT_S)

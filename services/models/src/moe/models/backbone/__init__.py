@@ -1,5 +1,6 @@
 """The backbone: a model without its routed experts, stepping over packed tokens of many sequences."""
 
+from moe.models.backbone.cost import deterministic_cost
 from moe.models.backbone.model import TransformersBackbone, load_backbone
 from moe.models.seams.errors import BackboneError, BackboneWeightsError, StepError, UnsupportedBackboneError
 
@@ -9,5 +10,6 @@ __all__ = [
     "StepError",
     "TransformersBackbone",
     "UnsupportedBackboneError",
+    "deterministic_cost",
     "load_backbone",
 ]

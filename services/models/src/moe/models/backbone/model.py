@@ -1,7 +1,7 @@
 """The backbone that the router steps: the library's model, connected at the seams, over a slot cache."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,6 +92,16 @@ class TransformersBackbone:
         if not 0 <= slot < cache.slots:
             raise StepError(f"slot: got {slot}; want 0 to {cache.slots - 1}")
         cache.release(slot)
+
+    @contextmanager
+    def without_fixed_shapes(self) -> Iterator[None]:
+        """Leaves deterministic mode for a block, to tell what it costs; no sequence may go on across the border."""
+        deterministic, mode = self._deterministic, self._mode
+        self._deterministic, self._mode = False, None
+        try:
+            yield
+        finally:
+            self._deterministic, self._mode = deterministic, mode
 
     def mask_experts(self, dead: Mapping[int, Sequence[int]]) -> None:
         """Keeps these experts (layer -> ids), and no others, from being chosen from the next step on.
