@@ -216,14 +216,15 @@ def test_a_poisoned_sequence_leaves_its_neighbours_alone(stages: dict[str, Stage
 @pytest.mark.parametrize("name", [FAMILY, RECURRENT])
 def test_a_poisoned_sequence_leaves_nothing_to_the_next_in_its_slot(stages: dict[str, Stage], name: str) -> None:
     stage = stages[name]
-    prompt = random_prompts((6,))[0]
-    clean = stage.step([Segment(0, 0, 6)], prompt, [5])
-    long = PackedBatch([Segment(0, 0, 30)], torch.tensor(random_prompts((30,))[0]), torch.tensor([0]))
-    stage.backbone.step(long, Poison(stage.experts, 0, 30))
+    short, long = random_prompts((6, 30))
+    stage.step([Segment(0, 0, 6)], short, [])
+    clean = stage.step([Segment(0, 6, 1)], [7], [0])
+    poison = PackedBatch([Segment(0, 0, 30)], torch.tensor(long), torch.tensor([0]))
+    stage.backbone.step(poison, Poison(stage.experts, 0, 30))
 
-    # Decoding next to a longer sequence attends to padded keys of the slot.
-    stage.step([Segment(0, 0, 6), Segment(1, 0, 30)], prompt + random_prompts((30,))[0], [5])
-    again = stage.step([Segment(0, 0, 6)], prompt, [5])
+    stage.step([Segment(0, 0, 6), Segment(1, 0, 30)], short + long, [])
+    # Both decode in one call over 31 keys each, of which the short one masks 24.
+    again = stage.step([Segment(0, 6, 1), Segment(1, 30, 1)], [7, 7], [0])
 
     torch.testing.assert_close(again, clean, atol=1e-5, rtol=0)
 
