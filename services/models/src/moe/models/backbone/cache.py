@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import torch
 from moe.models.backbone.geometry import AttentionLayer, Geometry
-from moe.models.backbone.memory import available_bytes, readable
+from moe.models.backbone.memory import available_bytes, readable, untouched_zeros
 from moe.models.backbone.segments import PackedRows
 from torch import Tensor
 
@@ -77,10 +77,10 @@ class SlotCache:
 
 
 def _slabs(layer: AttentionLayer, slots: int, tokens: int) -> tuple[Tensor, Tensor]:
-    keys = torch.zeros(slots, layer.heads, tokens, layer.key_size, dtype=layer.dtype)
+    keys = untouched_zeros((slots, layer.heads, tokens, layer.key_size), layer.dtype)
     if layer.latent:
         return keys, keys[..., : layer.value_size]
-    return keys, torch.zeros(slots, layer.heads, tokens, layer.value_size, dtype=layer.dtype)
+    return keys, untouched_zeros((slots, layer.heads, tokens, layer.value_size), layer.dtype)
 
 
 def _store(slab: Tensor, rows: PackedRows, values: Tensor) -> None:
