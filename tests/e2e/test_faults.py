@@ -102,5 +102,6 @@ def test_a_missing_expert_under_fail_ends_requests_with_unavailable_and_the_next
 
 
 def test_moe_up_tells_what_deterministic_mode_costs(double):
-    told = [event["cost"] for event in double[0].events if event["event"] == "deterministic"]
-    assert told[0].startswith("a step takes, without the experts: 1 row ")
+    up, _ = double
+    told = up.events[up.until("deterministic", "router-0") - 1]
+    assert told["cost"].startswith("a step takes, without the experts: 1 row ")

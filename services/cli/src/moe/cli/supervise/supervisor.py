@@ -166,12 +166,16 @@ class Supervisor:
         health = await contact.health(_CHECK_TIMEOUT_S)
         if self.fleet.processes[name].pid != pid:
             return  # the answer of a process that is gone
-        if isinstance(health, Healthy) and self.fleet.processes[name].state is State.STARTING:
-            cost = (await contact.facts(_CHECK_TIMEOUT_S)).get("deterministic_cost")
-            if cost:
-                self._tell(notices.of_deterministic(name, cost))
+        first = isinstance(health, Healthy) and self.fleet.processes[name].state is State.STARTING
         self._apply(self.fleet.handle(name, health, time.monotonic()))
+        if first:
+            await self._tell_cost(name, contact)
         if self._with_samples and isinstance(health, Healthy):
             stats = await contact.stats(_CHECK_TIMEOUT_S)
             if stats is not None and self.fleet.processes[name].pid == pid:
                 self.samples.add(name, Sample(time.monotonic(), stats))
+
+    async def _tell_cost(self, name: str, contact: Contact) -> None:
+        cost = (await contact.facts(_CHECK_TIMEOUT_S)).get("deterministic_cost")
+        if cost:
+            self._tell(notices.of_deterministic(name, cost))
