@@ -31,7 +31,6 @@ WINDOW = 256  # tokens of context in training: half a row, because attention's c
 DOMAIN_WEIGHTS = {
     "finance": 2, "legal": 5, "techdoc": 3, "code": 3, "scripture": 4, "world": 3, "chat": 8,
 }  # fmt: skip  # more of the domains that lose most by splitting, and of chat, which the demo is for
-MATRIX_RATE, ROUTER_RATE, NORM_RATE = 1e-3, 1e-3, 5e-4
 WARM_UP_STEPS = 25
 FLOOR = 0.03  # of the peak rate, at the end
 SAVE_SECONDS = 600
@@ -63,15 +62,15 @@ def moment(text: str) -> float:
     return (at if at > datetime.now() else at + timedelta(days=1)).timestamp()
 
 
-def make_optimizer(student: PreTrainedModel) -> torch.optim.AdamW:
-    """AdamW without decay, with a peak rate for matrices, gates and norms each."""
+def make_optimizer(student: PreTrainedModel, rate: float) -> torch.optim.AdamW:
+    """AdamW without decay; `rate` is the peak for matrices and gates, half of it for norms."""
     named = [(name, parameter) for name, parameter in student.named_parameters() if parameter.requires_grad]
     gates = [parameter for name, parameter in named if name.endswith((".router", ".shared_gate"))]
     norms = [parameter for name, parameter in named if name.endswith(".tuning")]
     matrices = [parameter for name, parameter in named if name.endswith((".A", ".B"))]
     groups = [
         {"params": parameters, "peak": peak}
-        for parameters, peak in ((matrices, MATRIX_RATE), (gates, ROUTER_RATE), (norms, NORM_RATE))
+        for parameters, peak in ((matrices, rate), (gates, rate), (norms, rate / 2))
     ]
     return torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0, foreach=True)
 
@@ -209,14 +208,17 @@ class Training:
 @click.option("--state", type=click.Path(path_type=Path, exists=True), help="state.safetensors to resume.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for adapter and state.")
 @click.option("--until", required=True, help="End, HH:MM by the local clock.")
+@click.option("--rate", default=1e-3, show_default=True, help="Peak learning rate.")
 @click.option("--seed", default=0, show_default=True)
-def main(*, dense: Path, corpora: Path, start: Path, state: Path | None, out: Path, until: str, seed: int) -> None:
+def main(
+    *, dense: Path, corpora: Path, start: Path, state: Path | None, out: Path, until: str, rate: float, seed: int
+) -> None:
     """Train until the given moment."""
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(dense)
     teacher, student = load_models(dense, start)
-    optimizer = make_optimizer(student)
+    optimizer = make_optimizer(student, rate)
     progress = Progress(time.time(), moment(until))
     if state is not None:
         progress = resume(student, optimizer, state, progress.end)
