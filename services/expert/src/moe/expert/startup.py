@@ -4,7 +4,6 @@ It runs in a thread beside the server's loop, so that health answers NOT_SERVING
 when the process is told to end.
 """
 
-import gc
 import logging
 import threading
 import time
@@ -13,7 +12,7 @@ from moe.expert.compute import Computation
 from moe.expert.probe import check_probes
 from moe.expert.weights import GroupWeights, Progress, load_group
 from moe.models.package import Package
-from moe.runtime.process import set_threads
+from moe.runtime.process import set_threads, settle_memory
 
 logger = logging.getLogger("moe.expert")
 
@@ -41,9 +40,7 @@ class Startup:
             self._package, self._experts, self._dtype, self._reporter("checked the files of", "experts")
         )
         check_probes(self._package, weights, self._computation, self._reporter("probed", "weights (layer, expert)"))
-        # What lives now lives to the end; the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
+        settle_memory()
         return weights
 
     def stop(self) -> None:

@@ -1,6 +1,5 @@
 """Loads what a router needs of its package: backbone with its cache, tokenizer, limits. Blocking; no sockets."""
 
-import gc
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +16,7 @@ from moe.router.requests import RequestLimits, sampling_defaults
 from moe.router.scheduler import ScheduleLimits
 from moe.router.settings import RouterSettings, SchedulingSettings
 from moe.runtime.errors import InvalidRequest, StartupError
+from moe.runtime.process import settle_memory
 
 _DTYPES: dict[str, torch.dtype | Literal["auto"]] = {
     "float32": torch.float32,
@@ -65,8 +65,7 @@ def load_model(package: Package, settings: RouterSettings) -> LoadedModel:
         raise StartupError(f"{error} (--max-running, --max-context)") from error
     except ModelsError as error:
         raise StartupError(str(error)) from error
-    gc.collect()
-    gc.freeze()
+    settle_memory()
     return LoadedModel(backbone, tokenizer, limits, schedule_limits(settings.scheduling, limits.max_context), cost)
 
 

@@ -11,9 +11,7 @@ It dies with the supervisor and its children with it (PR_SET_PDEATHSIG), so that
 """
 
 import argparse
-import ctypes
 import faulthandler
-import gc
 import importlib
 import json
 import os
@@ -26,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from moe.runtime.process import die_with_parent
+from moe.runtime.process import die_with_parent, settle_memory
 
 MESSAGE_BYTES = 1 << 18
 """Longest message in bytes, in either direction."""
@@ -149,16 +147,8 @@ def _load(modules: Sequence[str]) -> str:
         return (
             f"importing {', '.join(modules)} started {threads - 1} threads, and a process with threads can't be forked"
         )
-    _settle()
+    settle_memory()
     return ""
-
-
-def _settle() -> None:
-    """Gives back what importing left free, and keeps the collector from touching, so copying, the pages shared."""
-    gc.collect()
-    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-        libc.malloc_trim(0)
-    gc.freeze()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
