@@ -22,6 +22,7 @@ _KILL_AFTER_DRAIN_S = 5.0
 
 _PARTS_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # at import; each part then sets its own share of the plan's thread budget
+    "MALLOC_ARENA_MAX": "1",  # one heap instead of one a thread: some 1.5 MiB less in each of many processes
     "TOKENIZERS_PARALLELISM": "false",
     "GRPC_ENABLE_FORK_SUPPORT": "0",  # the fork server forks before gRPC exists; its handlers would only warn
     "HF_HUB_OFFLINE": "1",  # a package has everything; nothing may look for more

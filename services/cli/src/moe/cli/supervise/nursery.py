@@ -136,6 +136,7 @@ def _run(module: str, argv: list[str]) -> int:
 
 def _load(modules: Sequence[str]) -> str:
     """Imports the parts; returns why that can't be forked from, or nothing."""
+    _spare_gpu_bindings()
     for module in modules:
         try:
             importlib.import_module(module)
@@ -149,6 +150,13 @@ def _load(modules: Sequence[str]) -> str:
         )
     settle_memory()
     return ""
+
+
+def _spare_gpu_bindings() -> None:
+    """On a machine without a GPU, has torch go without NVIDIA's Python bindings, which are optional to it: 8 MiB in
+    each process that nothing would use."""
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        sys.modules["cuda"] = None  # type: ignore[assignment]  # how Python marks a module that is not to be had
 
 
 def main(argv: Sequence[str] | None = None) -> int:
