@@ -197,3 +197,13 @@ def test_the_manifest_is_written_last(source: Path, tmp_path: Path) -> None:
 
     assert max(times, key=lambda path: times[path]).name == "manifest.json"
     assert time.time_ns() >= max(times.values())
+
+
+def test_a_package_that_another_run_made_meanwhile_is_left_alone(source: Path, tmp_path: Path) -> None:
+    def finish_first(done: int, total: int, label: str) -> None:
+        if done == total and not (tmp_path / "out").exists():
+            convert_checkpoint(source, tmp_path / "out", name="first")
+
+    with pytest.raises(OutputError, match="appeared while"):
+        convert_checkpoint(source, tmp_path / "out", name="second", progress=finish_first)
+    assert (Package.open(tmp_path / "out").manifest.name, names(tmp_path)) == ("first", ["out"])

@@ -1,6 +1,7 @@
 """Upcycling: the new model answers as the dense one does, whatever the experts."""
 
 import json
+import socket
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,7 +130,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()
-    left = tmp_path / f".moe-partial-{dead.pid}-moe"
+    left = tmp_path / f".moe-partial-{socket.gethostname()}@{dead.pid}-moe"
     left.mkdir()
     upcycle(write_dense(tmp_path / "dense"), tmp_path / "moe", experts=2, topk=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "moe"]

@@ -43,3 +43,11 @@ def test_a_degradation_counts_layer_calls_and_not_rows() -> None:
         ledger.apply(ledger.owners, LayerResult(torch.zeros(3, 1), (trouble,)))
     found = ledger.degradations
     assert (list(found), found[0].layer_calls, found[0].reason) == ([0], 2, "layer 1")
+
+
+def test_what_a_failed_step_has_left_does_not_reach_the_next() -> None:
+    counter = SlotCounter(experts=2)
+    counter.note(np.array([[0], [1], [1]]), np.array([0, 1, 2]), experts=2)
+    counter.drop()
+    counter.note(np.array([[1]]), np.array([0]), experts=2)
+    assert (counter.finish(1).tolist(), counter.total.tolist()) == ([[0, 1]], [0, 1])

@@ -313,3 +313,20 @@ def test_the_figures_add_up(make: Callable[..., Bench]) -> None:
 def test_tokens_do_not_depend_on_the_chunks_of_a_prompt(make: Callable[..., Bench], chunk: int) -> None:
     bench = make(schedule=replace(SCHEDULE, prefill_tokens=chunk))
     assert bench.ask(PROMPTS[0]).tokens() == reference_greedy(PROMPTS[0], 8)
+
+
+def test_a_step_that_fails_in_company_does_not_harm_the_one_after(make: Callable[..., Bench]) -> None:
+    bench = make()
+    crowd = [bench.ask([EXPLODES]), bench.ask([2, 3]), bench.ask([5])]
+    for reader in crowd:
+        reader.end()
+    assert bench.ask([9]).tokens() == reference_greedy([9], 8)
+
+
+def test_a_score_without_all_its_experts_is_refused(make: Callable[..., Bench]) -> None:
+    bench, reader = make(MissingPolicy.RENORMALISE), Reader()
+    bench.wire.faults["g1-0"] = [FailureKind.STREAM_LOST] * 2
+    bench.engine.submit(Scoring((1, 2), top=0), reader)
+    error = reader.end()
+    assert isinstance(error, Unavailable)
+    assert "a score has to be exact" in error.message

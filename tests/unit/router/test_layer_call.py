@@ -247,3 +247,19 @@ def test_call_ids_share_a_random_upper_half_and_differ_below() -> None:
         2,
         True,
     )
+
+
+@pytest.mark.parametrize("policy", [WAIT, RENORMALISE, FAIL])
+def test_numbers_that_no_replica_can_give_end_their_rows_long_before_the_deadline(policy: MissingPolicy) -> None:
+    stage = Stage(policy)
+    stage.wire.faults["g1-0"] = [FailureKind.REFUSED] * 20
+    start = stage.clock()
+    result = stage.run()
+    assert (set(lost(result)) <= {1, 2}, bool(result.troubles), stage.clock() - start < 1) == (True, True, True)
+    assert result.rows[0].tolist() == ANSWER[0].tolist()
+
+
+def test_numbers_refused_once_are_computed_again() -> None:
+    stage = Stage(WAIT)
+    stage.wire.faults["g1-0"] = [FailureKind.REFUSED] * 2
+    assert stage.run().rows.tolist() == ANSWER.tolist()

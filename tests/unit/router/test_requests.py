@@ -231,3 +231,9 @@ def test_defaults_of_a_model_are_checked() -> None:
 
 def test_defaults_of_a_model_are_taken() -> None:
     assert sampling_defaults({"temperature": 0.5, "top_k": 20.0}) == SamplingParameters(temperature=0.5, top_k=20)
+
+
+def test_a_chat_of_more_messages_than_the_context_has_tokens_is_refused_before_it_is_rendered() -> None:
+    prompt = chat(*[("u", "")] * (LIMITS.max_context + 1))
+    with pytest.raises(InvalidRequest, match="got 21 messages; the context holds 20 tokens"):
+        reader().generation(pb.GenerateRequest(prompt=prompt))

@@ -5,6 +5,7 @@ The last two go through a checkpoint of their own, in a hidden folder beside the
 
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,11 +108,12 @@ def convert_demo(target: Target, gguf: Path | None = None, name: str | None = No
 def checkpoint_beside(out: Path) -> Iterator[Path]:
     """A path for a checkpoint on the target's disk, removed at the end; what killed runs left there is removed too."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    for left in out.parent.glob(f"{_CHECKPOINT_PREFIX}*"):
-        owner = left.name.removeprefix(_CHECKPOINT_PREFIX)
+    mine = f"{_CHECKPOINT_PREFIX}{socket.gethostname()}@"  # pids mean nothing on another host that shares the disk
+    for left in out.parent.glob(f"{mine}*"):
+        owner = left.name.removeprefix(mine)
         if owner.isdecimal() and not psutil.pid_exists(int(owner)):
             shutil.rmtree(left, ignore_errors=True)
-    checkpoint = out.parent / f"{_CHECKPOINT_PREFIX}{os.getpid()}"
+    checkpoint = out.parent / f"{mine}{os.getpid()}"
     try:
         yield checkpoint
     finally:

@@ -29,6 +29,10 @@ class SlotCounter:
         """One layer's choice. index [n, k]; owners [n]: the sequence of each row; experts: of this layer."""
         self._choices.append(_Choice(index, owners, experts))
 
+    def drop(self) -> None:
+        """Forgets what a step that failed has left."""
+        self._choices.clear()
+
     def finish(self, sequences: int) -> NDArray[np.int64]:
         """int64 [sequences, experts]: the step's counts, which are added to `total`; begins a new step."""
         width = self._experts + 1

@@ -2,7 +2,8 @@
 
 Pure: time and the fleet are passed in. A part that fails goes to another replica at once where there is one, else to
 the same after a growing delay. Under WAIT it is tried until the deadline; under RENORMALISE and FAIL it is given up
-when no replica is ready or each that is has failed it `MOST_FAILURES` times.
+when no replica is ready or each that is has failed it `MOST_FAILURES` times. Under every policy it is given up when
+each ready replica's numbers were refused `MOST_REFUSALS` times: they would be the same again, and all would wait.
 """
 
 from collections import Counter
@@ -16,6 +17,9 @@ from moe.wire.port import FailureKind, MissingPolicy, PartFailure, Target
 
 MOST_FAILURES = 2
 """Failures of one replica after which it counts as unable to deliver a part: the first may be a broken stream."""
+
+MOST_REFUSALS = 3
+"""Refusals by the combiner of what one replica computed, after which trying it again is of no use."""
 
 _ABSENT_DELAY_S = 0.02
 _FIRST_DELAY_S = 0.02
@@ -43,6 +47,7 @@ class _History:
     failures: Counter[str] = field(default_factory=Counter)
     patience: Counter[str] = field(default_factory=Counter)
     refusals: dict[str, str] = field(default_factory=dict)
+    unusable: Counter[str] = field(default_factory=Counter)
 
     def unable(self, endpoint: str) -> bool:
         """Whether a replica has shown that it can't deliver this part."""
@@ -127,6 +132,7 @@ class CallParts:
             history.patience[failure.endpoint] += 1
         else:
             history.failures[failure.endpoint] += 1
+            history.unusable[failure.endpoint] += failure.kind is FailureKind.REFUSED
         state.send_at = now + _delay_s(history, failure, fleet.ready(state.group))
 
     def next_send(self) -> float | None:
@@ -143,6 +149,8 @@ class CallParts:
         if refused and all(refused):
             return GivenUp(state.part, f"the dispatch is refused: {refused[0]}", invalid=True)
         if self._policy is MissingPolicy.WAIT:
+            if ready and history and all(history.unusable[replica.endpoint] >= MOST_REFUSALS for replica in ready):
+                return GivenUp(state.part, f"no replica's numbers can be used; last {state.last}", invalid=True)
             return None
         if not ready:
             return GivenUp(state.part, _because("no replica is ready", state.last))

@@ -174,6 +174,7 @@ class Engine:
                 self._advance(step, settle(step, logits, counts, time.monotonic()))
         except Exception as error:
             logger.exception("a step of %d requests failed", len(jobs))
+            self._slots.drop()
             step.ledger.lose_all(MoeError(f"the engine's step failed: {type(error).__name__}: {error}"))
         self._conclude(step)
         self.tally.steps += 1

@@ -9,6 +9,8 @@ import numpy as np
 from moe.router.domain import SamplingParameters
 from numpy.typing import NDArray
 
+_LARGEST = np.finfo(np.float32).max
+
 
 class TokenHistory:
     """The distinct tokens of prompt and output, with how often the output holds each."""
@@ -59,7 +61,9 @@ def penalise(
     presence = _column([p.presence_penalty for p in parameters], sizes)
     frequency = _column([p.frequency_penalty for p in parameters], sizes)
     value = logits[row, token]
-    value = np.where(value > 0, value / repetition, value * repetition)
+    with np.errstate(over="ignore"):  # a tiny penalty may push a finite logit beyond the range: it stays at its end
+        changed = np.where(value > 0, value / repetition, value * repetition)
+    value = np.where(np.isfinite(value), np.clip(changed, -_LARGEST, _LARGEST), value)
     logits[row, token] = value - presence * (count > 0) - frequency * count
 
 

@@ -91,6 +91,7 @@ class RequestReader:
         if self._tokenizer is None:
             raise InvalidRequest("this model package has no tokenizer; send token ids (prompt.tokens)", field=field)
         self._check_bytes(field, self._size(prompt))
+        self._check_messages(len(prompt.chat.messages))
         try:
             if field == "prompt.text":
                 ids = self._tokenizer.encode(_not_empty(field, prompt.text))
@@ -104,6 +105,12 @@ class RequestReader:
         if outside is not None:
             raise InvalidRequest(f"holds token {outside}, outside the model's {self.limits.vocabulary}", field=field)
         return tuple(ids)
+
+    def _check_messages(self, messages: int) -> None:
+        """Each message costs the template's tokens, however short it is."""
+        if messages > self.limits.max_context:
+            limit = f"the context holds {self.limits.max_context} tokens (--max-context)"
+            raise InvalidRequest(f"got {messages} messages; {limit}", field="prompt.chat.messages")
 
     def _ids(self, ids: Sequence[int]) -> tuple[int, ...]:
         field = "prompt.tokens.ids"

@@ -9,7 +9,7 @@ from moe.router.jobs import GenerationJob, ScoringJob
 from moe.router.logprobs import token_scores
 from moe.router.packing import Step
 from moe.router.sampling import sample
-from moe.runtime.errors import MoeError
+from moe.runtime.errors import MoeError, Unavailable
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,8 +23,11 @@ def settle(step: Step, logits: Tensor, counts: NDArray[np.int64], now: float) ->
     generating: list[tuple[int, GenerationJob]] = []
     for place in step.served():
         job, rows = step.jobs[place], step.logit_rows[place]
-        job.count(counts[place], step.ledger.degradations.get(place))
-        if isinstance(job, ScoringJob):
+        degradation = step.ledger.degradations.get(place)
+        job.count(counts[place], degradation)
+        if isinstance(job, ScoringJob) and degradation is not None:
+            step.ledger.lose(np.array([place]), Unavailable(f"a score has to be exact: {degradation.reason}"))
+        elif isinstance(job, ScoringJob):
             _score(step, place, job, logits[rows.start : rows.stop])
         elif isinstance(job, GenerationJob) and rows:
             generating.append((place, job))

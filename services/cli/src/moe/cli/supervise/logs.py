@@ -1,5 +1,6 @@
 """The processes' log files: their last lines for a message, and a bound on their size."""
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -24,12 +25,19 @@ def tail(path: Path, lines: int = 12, most_bytes: int = 8192) -> list[str]:
 
 
 def bound(path: Path, largest: int = LARGEST_LOG) -> None:
-    """Starts a log anew that has grown too large. Its writer appends, so it goes on at the new start."""
+    """Starts a log anew that has grown too large. Its writer appends, so it goes on at the new start.
+
+    Where there is no room to keep the old lines they are lost; nothing about a log may end a deployment.
+    """
+    with contextlib.suppress(OSError):
+        if path.stat().st_size > largest:
+            _keep(path, path.with_suffix(".log.1"))
+            with path.open("r+b") as log:
+                log.truncate(0)
+
+
+def _keep(path: Path, old: Path) -> None:
     try:
-        if path.stat().st_size <= largest:
-            return
-    except FileNotFoundError:
-        return
-    shutil.copyfile(path, path.with_suffix(".log.1"))
-    with path.open("r+b") as log:
-        log.truncate(0)
+        shutil.copyfile(path, old)
+    except OSError:
+        old.unlink(missing_ok=True)

@@ -101,5 +101,6 @@ class Spawner:
         if self._server is None or not self._loaded:
             return
         for spec in self._waiting:
+            self._running.add(spec.name)  # from now on `lost` has to tell its end
             self._server.spawn(spec, logs.path_of(self._deployment.logs, spec.name))
         self._waiting.clear()

@@ -50,7 +50,7 @@ def convert_checkpoint(
     plan = plan_experts(blueprint)
     total = plan.total_bytes + backbone_bytes(checkpoint, blueprint.backbone)
     meter = Meter(progress, total)
-    with partial_directory(out, total + _allowance(checkpoint, plan)) as root:
+    with partial_directory(out, total + _allowance(checkpoint, plan), replace=replace) as root:
         files = write_backbone(checkpoint, blueprint.backbone, root, shard_bytes, meter.add)
         experts = ExpertsWriting(blueprint, checkpoint, plan, root, meter.add)
         probes = experts.write()

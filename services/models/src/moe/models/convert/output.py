@@ -37,10 +37,11 @@ def check_space(directory: Path, needed: int) -> None:
 
 
 @contextmanager
-def partial_directory(out: Path, needed: int) -> Iterator[Path]:
+def partial_directory(out: Path, needed: int, *, replace: bool = False) -> Iterator[Path]:
     """A fresh directory to make a package in; becomes `out` when the block ends, vanishes when it raises.
 
-    needed: bytes that the package will take, for the message. Raises OutputError, DiskFullError.
+    needed: bytes that the package will take, for the message. replace: a package at `out` gives way.
+    Raises OutputError, DiskFullError.
     """
     partial = out.with_name(f"{out.name}{PARTIAL_MARK}{secrets.token_hex(4)}")
     try:
@@ -53,7 +54,7 @@ def partial_directory(out: Path, needed: int) -> Iterator[Path]:
     descriptor = _lock(partial)
     try:
         yield partial
-        _publish(partial, out)
+        _publish(partial, out, replace=replace)
     except OSError as error:
         if error.errno in _FULL:
             raise DiskFullError(out.parent, needed=needed, free=shutil.disk_usage(out.parent).free) from error
@@ -95,16 +96,18 @@ def _is_held(partial: Path) -> bool:
     return False
 
 
-def _publish(partial: Path, out: Path) -> None:
+def _publish(partial: Path, out: Path, *, replace: bool) -> None:
     for directory, _, _ in os.walk(partial):
         sync_directory(Path(directory))
     replaced = None
-    if is_package(out):
+    if replace and is_package(out):
         replaced = out.with_name(f"{out.name}{PARTIAL_MARK}{secrets.token_hex(4)}")
         out.rename(replaced)
     try:
         partial.rename(out)
     except OSError as error:
+        if replaced is not None and not out.exists():
+            replaced.rename(out)
         raise OutputError(f"{out} appeared while the package was made; nothing was written") from error
     sync_directory(out.parent)
     if replaced is not None:

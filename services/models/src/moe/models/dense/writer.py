@@ -7,6 +7,7 @@ run leaves nothing that looks like a checkpoint, and the next one cleans up. The
 import json
 import os
 import shutil
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +27,7 @@ class CheckpointWriter:
     def __init__(self, out: Path, *, shards: int, needed: int) -> None:
         """needed: bytes that the checkpoint will take. Raises OutputError and DiskFullError."""
         self._out = out
-        self._partial = out.with_name(f"{PARTIAL_PREFIX}{os.getpid()}-{out.name}")
+        self._partial = out.with_name(f"{_own_prefix()}{os.getpid()}-{out.name}")
         self._shards = shards
         self._files: dict[str, str] = {}
         self._written = 0
@@ -82,10 +83,16 @@ class CheckpointWriter:
             raise OutputError(f"{self._out}: can't be completed: {error}") from error
 
 
+def _own_prefix() -> str:
+    """Of this host's partial directories: pids mean nothing on another host that shares the disk."""
+    return f"{PARTIAL_PREFIX}{socket.gethostname()}@"
+
+
 def remove_leftovers(parent: Path) -> None:
     """Remove what killed runs left in `parent`: hidden directories whose process is gone."""
-    for left in parent.glob(f"{PARTIAL_PREFIX}*-*"):
-        owner = left.name.removeprefix(PARTIAL_PREFIX).split("-")[0]
+    mine = _own_prefix()
+    for left in parent.glob(f"{mine}*-*"):
+        owner = left.name.removeprefix(mine).split("-")[0]
         if owner.isdecimal() and not is_running(int(owner)):
             shutil.rmtree(left, ignore_errors=True)
 
