@@ -48,6 +48,8 @@ def test_what_a_dead_expert_had_pushed_still_counts(stage: Stage) -> None:
     targets = [Target(part, expert.endpoint) for part, expert in enumerate(stage.experts)]
     router = stage.routers[0]
     router.exchange(call, targets, attempts.aggregator, time.monotonic() + 0.3)
+    wait_until(lambda: len(stage.experts[0].batches) == 2 and len(stage.experts[1].batches) == 2, "computing two parts")
+    router.exchange(call, [], attempts.aggregator, time.monotonic() + 0.3)
     stage.experts[0].kill()
     router.exchange(call, [], attempts.aggregator, time.monotonic() + 0.3)
     stage.experts[2].release()
@@ -63,6 +65,8 @@ def test_parts_that_a_dead_expert_may_have_taken_along_are_reported(stage: Stage
     targets = [Target(part, expert.endpoint) for part, expert in enumerate(stage.experts)]
     router = stage.routers[0]
     router.exchange(call, targets, attempts.aggregator, time.monotonic() + 0.3)
+    wait_until(lambda: len(stage.experts[0].batches) == 2, "computing a part")
+    router.exchange(call, [], attempts.aggregator, time.monotonic() + 0.3)
     stage.experts[0].kill()
     failures = router.exchange(call, [], attempts.aggregator, call.deadline).failures
     assert [(failure.part, failure.kind) for failure in failures] == [(0, FailureKind.STREAM_LOST)]
@@ -202,3 +206,20 @@ def test_a_call_that_is_open_when_its_router_closes_is_lost(stage: Stage) -> Non
     wait_until(lambda: stage.experts[0].wire.stats().queued_rows > 0, "queueing")
     stage.routers[0].close()
     assert isinstance(running.result(), AggregatorLost)
+
+
+def test_an_expert_that_is_back_is_dialled_at_once_when_the_router_is_told(stage: Stage) -> None:
+    attempts = three_groups(stage)
+    attempts.run(toy_call(GROUPS))
+    expert, router = stage.experts[1], stage.routers[0]
+    expert.kill()
+    call = toy_call(GROUPS)
+    target = [Target(1, expert.endpoint)]
+    for _ in range(6):  # each refused attempt lengthens the wait before the next
+        router.exchange(call, target, attempts.aggregator, time.monotonic() + 1.0)
+    router.abandon(call)
+    expert.open()
+    router.set_endpoints([e.endpoint for e in stage.experts], [a.endpoint for a in stage.aggregators])
+    again = toy_call(GROUPS)
+    assert_adds_up(attempts.run(again), again)
+    assert FailureKind.UNREACHABLE not in {failure.kind for failure in attempts.failures}

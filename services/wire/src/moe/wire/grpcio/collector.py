@@ -35,7 +35,9 @@ class Collector:
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
         for endpoint in endpoints:
-            if endpoint not in self._ends:
+            if endpoint in self._ends:
+                self._ends[endpoint].link.redial()
+            else:
                 self._ends[endpoint] = _CollectEnd(endpoint, self.name, self._host, self._settings, self._known)
 
     def sources(self) -> int:

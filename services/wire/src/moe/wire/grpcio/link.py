@@ -4,6 +4,7 @@ Each attempt has a channel of its own, so that the waits between attempts are th
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -70,11 +71,18 @@ class Link(Generic[Request, Response]):
         self._outbox: Outbox[Request] = Outbox(settings.max_outbox_bytes)
         self._opened_at: float | None = None
         self._closing = False
+        self._called = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"link to {endpoint}")
 
     def send(self, message: Request, size: int) -> bool:
         """Queues a message; False when the peer has stopped reading. Only while connecting or open."""
         return self._outbox.put(message, size)
+
+    def redial(self) -> None:
+        """Cuts a wait between two attempts short: the peer is said to be back. What is sent now waits for it."""
+        if self.state is LinkState.WAITING:
+            self.state = LinkState.CONNECTING
+            self._called.set()
 
     async def close(self) -> None:
         """Ends the stream for good; the end is not told.
@@ -99,8 +107,14 @@ class Link(Generic[Request, Response]):
             self.state = LinkState.WAITING
             self._outbox.clear()
             self._end.lost(reason)
-            await asyncio.sleep(self._backoff.next_wait_s(lasted))
+            await self._pause(self._backoff.next_wait_s(lasted))
             self.state = LinkState.CONNECTING
+
+    async def _pause(self, longest_s: float) -> None:
+        self._called.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(longest_s):
+                await self._called.wait()
 
     async def _guarded_attempt(self) -> str:
         """An attempt whose failure, of whatever kind, is not the end of the link."""

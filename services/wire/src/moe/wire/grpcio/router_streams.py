@@ -82,16 +82,20 @@ class RouterStreams:
             combiner.abandon(call.plan.key)
 
     def set_endpoints(self, experts: Sequence[str], aggregators: Sequence[str]) -> None:
-        """The endpoints that exist now."""
+        """The endpoints that exist now. Something has changed: those that are waited for are dialled at once."""
         for gone in self._experts.keys() - set(experts):
             self._close_later(self._experts.pop(gone))
         for gone in self._aggregators.keys() - set(aggregators):
             self._close_later(self._aggregators.pop(gone))
         for endpoint in experts:
-            if endpoint not in self._experts:
+            if endpoint in self._experts:
+                self._experts[endpoint].link.redial()
+            else:
                 self._experts[endpoint] = DispatchLink(endpoint, self, self._settings)
         for endpoint in aggregators:
-            if endpoint not in self._aggregators:
+            if endpoint in self._aggregators:
+                self._aggregators[endpoint].link.redial()
+            else:
                 self._aggregators[endpoint] = CombineLink(endpoint, self._name, self, self._settings)
         if self._collector:
             self._collector.set_endpoints(experts)
