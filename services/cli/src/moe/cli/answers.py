@@ -86,6 +86,12 @@ def tell_degradations(final: pb.GenerateFinal) -> None:
         )
 
 
+def tell_cut(final: pb.GenerateFinal) -> None:
+    """Says on standard error that an answer ended because of its length."""
+    if final.finish_reason == pb.FINISH_REASON_LENGTH:
+        print(f"note: cut at {final.usage.generated_tokens} tokens (--max-tokens)", file=sys.stderr)
+
+
 def final_json(final: pb.GenerateFinal) -> dict[str, Any]:
     """The final message for programs."""
     return {

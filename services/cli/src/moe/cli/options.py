@@ -43,7 +43,12 @@ def sampling_options(command: Command) -> Command:
 
 
 _SAMPLING = (
-    click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Most tokens to generate."),
+    click.option(
+        "--max-tokens",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Most tokens to generate; chat: 256, else the router's default.",
+    ),
     click.option("--temperature", type=float, metavar="X", help="0 is greedy."),
     click.option("--top-p", type=float, metavar="P", help="Keep the smallest set whose probability reaches this."),
     click.option("--top-k", type=click.IntRange(0), metavar="N", help="Keep this many of the most probable; 0 is all."),

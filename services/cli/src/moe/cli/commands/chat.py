@@ -34,13 +34,17 @@ def chat(system: str | None, address: str | None, name: str | None, **sampling: 
         Conversation(router, system, sampling).run()
 
 
+MOST_TOKENS = 256
+"""Of one answer, unless --max-tokens says otherwise: a small model that repeats itself would fill the context."""
+
+
 class Conversation:
     """A chat with its history."""
 
     def __init__(self, router: RouterClient, system: str | None, sampling: dict[str, Any]) -> None:
         self._router = router
         self._system = system
-        self._sampling = sampling
+        self._sampling = {**sampling, "max_tokens": sampling.get("max_tokens") or MOST_TOKENS}
         self._history: list[pb.ChatMessage] = []
         self._final: pb.GenerateFinal | None = None
         self._reset()
@@ -80,6 +84,7 @@ class Conversation:
             output.print_error(str(error))
             return
         answers.tell_degradations(self._final)
+        answers.tell_cut(self._final)
         self._history += [question, pb.ChatMessage(role="assistant", content=answer)]
 
     def _reset(self) -> None:

@@ -24,7 +24,7 @@ def check_target(out: Path, *, replace: bool) -> None:
     if not (out.exists() or out.is_symlink()):
         return
     if not replace:
-        raise OutputError(f"{out} exists already; remove it, choose another target or ask for it to be replaced")
+        raise OutputError(f"{out} exists already; remove it, choose another target, or replace it (--force)")
     if out.is_symlink() or not is_package(out):
         raise OutputError(f"{out} exists and is no model package, so it is not replaced; choose another target")
 
