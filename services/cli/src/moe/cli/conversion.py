@@ -3,18 +3,16 @@
 The last two go through a checkpoint of their own, in a hidden folder beside the target that is removed again.
 """
 
-import os
 import shutil
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from moe.cli.errors import UsageError
 from moe.cli.packages import DEMO
 from moe.cli.progress import reported
+from moe.models.leftovers import remove_leftovers, side_name
 
 _CHECKPOINT_PREFIX = ".checkpoint-"
 
@@ -110,12 +108,8 @@ def convert_demo(target: Target, gguf: Path | None = None, name: str | None = No
 def checkpoint_beside(out: Path) -> Iterator[Path]:
     """A path for a checkpoint on the target's disk, removed at the end; what killed runs left there is removed too."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    mine = f"{_CHECKPOINT_PREFIX}{socket.gethostname()}@"  # pids mean nothing on another host that shares the disk
-    for left in out.parent.glob(f"{mine}*"):
-        owner = left.name.removeprefix(mine)
-        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(left, ignore_errors=True)
-    checkpoint = out.parent / f"{mine}{os.getpid()}"
+    remove_leftovers(out.parent, _CHECKPOINT_PREFIX)
+    checkpoint = out.parent / side_name(_CHECKPOINT_PREFIX)
     try:
         yield checkpoint
     finally:

@@ -5,15 +5,14 @@ run leaves nothing that looks like a checkpoint, and the next one cleans up. The
 """
 
 import json
-import os
 import shutil
-import socket
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from moe.models.errors import DiskFullError, OutputError
+from moe.models.leftovers import remove_leftovers, side_name
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -27,7 +26,7 @@ class CheckpointWriter:
     def __init__(self, out: Path, *, shards: int, needed: int) -> None:
         """needed: bytes that the checkpoint will take. Raises OutputError and DiskFullError."""
         self._out = out
-        self._partial = out.with_name(f"{_own_prefix()}{os.getpid()}-{out.name}")
+        self._partial = out.with_name(side_name(PARTIAL_PREFIX, f"-{out.name}"))
         self._shards = shards
         self._files: dict[str, str] = {}
         self._written = 0
@@ -36,7 +35,7 @@ class CheckpointWriter:
 
     def __enter__(self) -> Self:
         """Makes the hidden directory. Raises OutputError."""
-        remove_leftovers(self._partial.parent)
+        remove_leftovers(self._partial.parent, PARTIAL_PREFIX)
         try:
             self._partial.mkdir(parents=True)
         except OSError as error:
@@ -81,31 +80,6 @@ class CheckpointWriter:
             self._partial.rename(self._out)
         except OSError as error:
             raise OutputError(f"{self._out}: can't be completed: {error}") from error
-
-
-def _own_prefix() -> str:
-    """Of this host's partial directories: pids mean nothing on another host that shares the disk."""
-    return f"{PARTIAL_PREFIX}{socket.gethostname()}@"
-
-
-def remove_leftovers(parent: Path) -> None:
-    """Remove what killed runs left in `parent`: hidden directories whose process is gone."""
-    mine = _own_prefix()
-    for left in parent.glob(f"{mine}*-*"):
-        owner = left.name.removeprefix(mine).split("-")[0]
-        if owner.isdecimal() and not is_running(int(owner)):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def is_running(process: int) -> bool:
-    """Whether there is a process of this id, whoever's."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def check_target(out: Path, needed: int) -> None:
