@@ -11,7 +11,7 @@ from moe.runtime.server_settings import client_options
 from moe.wire.grpcio import WireSettings
 from moe.wire.port import WorkItem
 from support.layer_calls import HIDDEN, toy_call
-from support.wire_stage import GROUPS, Placement, Stage, assert_adds_up, three_groups, wait_until
+from support.wire_stage import GROUPS, Stage, assert_adds_up, three_groups, wait_until
 
 Combine = aggregator_pb2.CombineRequest
 NONSENSE = b"\xff\xff\xff\xff nonsense"
@@ -45,11 +45,9 @@ def test_bytes_that_are_no_message_end_only_their_own_stream(stage: Stage, metho
     assert_adds_up(attempts.run(call), call)
 
 
-def test_an_aggregator_survives_bytes_that_are_no_message(stage: Stage) -> None:
-    if stage.placement is Placement.EMBEDDED:
-        pytest.skip("the combiner inside a router has no port")
-    attempts = three_groups(stage)
-    code, _ = send_bytes(stage.aggregators[0].endpoint, "/moe.aggregator.v1.AggregatorService/Combine")
+def test_an_aggregator_survives_bytes_that_are_no_message(apart: Stage) -> None:
+    attempts = three_groups(apart)
+    code, _ = send_bytes(apart.aggregators[0].endpoint, "/moe.aggregator.v1.AggregatorService/Combine")
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     call = toy_call(GROUPS)
     assert_adds_up(attempts.run(call), call)
@@ -63,11 +61,9 @@ def test_an_aggregator_survives_bytes_that_are_no_message(stage: Stage) -> None:
         ([Combine(hello=aggregator_pb2.Hello(router="r"))] * 2, "kind: got hello, want plan"),
     ],
 )
-def test_a_combine_stream_out_of_order_is_told_so(stage: Stage, messages: Sequence[Combine], complaint: str) -> None:
-    if stage.placement is Placement.EMBEDDED:
-        pytest.skip("the combiner inside a router has no port")
-    three_groups(stage)
-    code, details = combine(stage.aggregators[0].endpoint, *messages)
+def test_a_combine_stream_out_of_order_is_told_so(apart: Stage, messages: Sequence[Combine], complaint: str) -> None:
+    three_groups(apart)
+    code, details = combine(apart.aggregators[0].endpoint, *messages)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert complaint in details
 

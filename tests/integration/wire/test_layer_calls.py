@@ -2,7 +2,6 @@
 
 import time
 
-import pytest
 import torch
 from moe.wire.port import (
     CallFailed,
@@ -15,7 +14,6 @@ from moe.wire.port import (
 from support.layer_calls import HIDDEN, expected_rows, toy_call
 from support.wire_stage import (
     GROUPS,
-    Placement,
     Stage,
     assert_adds_up,
     assert_close,
@@ -135,16 +133,14 @@ def test_a_part_with_nan_is_refused_and_can_be_sent_again(stage: Stage) -> None:
     assert [(f.part, f.kind) for f in attempts.failures] == [(1, FailureKind.REFUSED)]
 
 
-def test_an_abandoned_call_leaves_nothing_behind(stage: Stage) -> None:
-    if stage.placement is Placement.EMBEDDED:
-        pytest.skip("the combiner inside a router shows no figures of its own")
-    attempts = three_groups(stage)
+def test_an_abandoned_call_leaves_nothing_behind(apart: Stage) -> None:
+    attempts = three_groups(apart)
     attempts.run(toy_call(GROUPS))
     call = toy_call(GROUPS)
-    stage.routers[0].exchange(call, [], attempts.aggregator, time.monotonic())
-    stage.routers[0].abandon(call)
-    wait_until(lambda: stage.aggregators[0].server.stats().open == 0, "closing the abandoned call")
-    assert stage.aggregators[0].server.stats().combined == 1
+    apart.routers[0].exchange(call, [], attempts.aggregator, time.monotonic())
+    apart.routers[0].abandon(call)
+    wait_until(lambda: apart.aggregators[0].server.stats().open == 0, "closing the abandoned call")
+    assert apart.aggregators[0].server.stats().combined == 1
 
 
 def test_a_plan_that_makes_no_sense_fails_the_call(stage: Stage) -> None:

@@ -5,7 +5,7 @@ import time
 import pytest
 from moe.wire.port import AggregatorLost, FailureKind, Target
 from support.layer_calls import toy_call
-from support.wire_stage import GROUPS, Attempts, Placement, Stage, assert_adds_up, three_groups, wait_until
+from support.wire_stage import GROUPS, Attempts, Stage, assert_adds_up, three_groups, wait_until
 
 
 def kinds(attempts: Attempts) -> set[FailureKind]:
@@ -104,34 +104,30 @@ def test_an_expert_that_is_removed_loses_what_it_had(stage: Stage) -> None:
     assert [(f.part, f.kind) for f in outcome.failures] == [(0, FailureKind.STREAM_LOST)]
 
 
-def test_parts_wait_for_an_aggregator_that_subscribes_later(stage: Stage) -> None:
-    if stage.placement is Placement.EMBEDDED:
-        pytest.skip("the combiner inside a router dials with it")
-    attempts = three_groups(stage)
-    aggregator = stage.aggregators[0]
+def test_parts_wait_for_an_aggregator_that_subscribes_later(apart: Stage) -> None:
+    attempts = three_groups(apart)
+    aggregator = apart.aggregators[0]
     aggregator.set_experts([])
     wait_until(lambda: aggregator.server.sources() == 0, "closing the collect streams")
     call = toy_call(GROUPS)
     running = attempts.start(call)
     wait_until(lambda: FailureKind.NO_COLLECTOR in kinds(attempts), "a receipt that no collector is there")
-    aggregator.set_experts([expert.endpoint for expert in stage.experts])
+    aggregator.set_experts([expert.endpoint for expert in apart.experts])
     assert_adds_up(running.result(), call)
 
 
 @pytest.mark.parametrize("again", ["same id", "new id"])
-def test_a_layer_call_is_redone_after_the_aggregator_restarted(stage: Stage, again: str) -> None:
-    if stage.placement is Placement.EMBEDDED:
-        pytest.skip("the combiner inside a router dies with it")
-    attempts = three_groups(stage)
+def test_a_layer_call_is_redone_after_the_aggregator_restarted(apart: Stage, again: str) -> None:
+    attempts = three_groups(apart)
     attempts.run(toy_call(GROUPS))
-    stage.experts[1].hold()
+    apart.experts[1].hold()
     call = toy_call(GROUPS)
     running = attempts.start(call)
-    wait_until(lambda: stage.experts[1].wire.stats().queued_rows > 0, "queueing")
-    stage.aggregators[0].kill()
+    wait_until(lambda: apart.experts[1].wire.stats().queued_rows > 0, "queueing")
+    apart.aggregators[0].kill()
     assert isinstance(running.result(), AggregatorLost)
-    stage.aggregators[0].open()
-    stage.experts[1].release()
+    apart.aggregators[0].open()
+    apart.experts[1].release()
     if again == "new id":
         call = toy_call(GROUPS)
     outcome = attempts.run(call)
@@ -140,11 +136,9 @@ def test_a_layer_call_is_redone_after_the_aggregator_restarted(stage: Stage, aga
     assert_adds_up(outcome, call)
 
 
-def test_an_aggregator_that_is_not_there_is_lost(stage: Stage) -> None:
-    if stage.placement is Placement.EMBEDDED:
-        pytest.skip("the combiner inside a router is there")
-    attempts = three_groups(stage)
-    stage.aggregators[0].kill()
+def test_an_aggregator_that_is_not_there_is_lost(apart: Stage) -> None:
+    attempts = three_groups(apart)
+    apart.aggregators[0].kill()
     assert isinstance(attempts.run(toy_call(GROUPS)), AggregatorLost)
 
 
