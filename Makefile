@@ -9,12 +9,16 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 PARALLEL ?= 2
 MYPY_TARGETS := $(wildcard services/*/src) kernels/src operator/src proto/generate.py
 
-.PHONY: help setup demo test check lint format types imports proto proto-check lock unit kernels exactness integration e2e families clean
+.PHONY: help setup kernels-native demo test check lint format types imports proto proto-check lock unit kernels exactness integration e2e families clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-setup: $(STAMP) ## Create the virtual environment from the pinned lock
+setup: $(STAMP) kernels-native ## Create the virtual environment from the pinned lock, build the C++ kernels
+
+kernels-native: ## Build the C++ kernels alone (without a compiler the torch back end runs, and says so)
+	@if command -v $(CXX) >/dev/null; then $(MAKE) --silent -C kernels/csrc CXX="$(CXX)"; \
+	else echo "kernels-native: no C++ compiler ($(CXX)); the experts will run torch's kernels, about half as fast. Install g++ and repeat"; fi
 
 $(STAMP): requirements.lock requirements.editable $(wildcard services/*/pyproject.toml) kernels/pyproject.toml operator/pyproject.toml proto/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; name another with make PYTHON=...")'

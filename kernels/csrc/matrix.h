@@ -1,0 +1,66 @@
+// A packed weight, and the functions that one instruction set offers on it.
+//
+// Layout: panels of `panel` output columns, one after the other, each [in][panel] elements. The last panel is filled up
+// with zeros. A panel is read from front to back whatever the number of rows.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <memory>
+
+#include "abi.h"
+
+struct Free {
+  void operator()(void* memory) const { free(memory); }
+};
+
+template <class T>
+using Memory = std::unique_ptr<T[], Free>;
+
+// Cache-line-aligned memory, or null.
+template <class T>
+Memory<T> allocate(int64_t count) {
+  const size_t bytes = ((size_t)(count > 0 ? count : 1) * sizeof(T) + 63) / 64 * 64;
+  return Memory<T>(static_cast<T*>(aligned_alloc(64, bytes)));
+}
+
+struct Matrix {
+  int32_t dtype = 0;
+  int64_t out = 0, in = 0, panels = 0, panel_bytes = 0;
+  Memory<char> data;
+  Memory<float> scale, offset;  // [panels * panel], for MOE_INT8
+
+  int64_t bytes() const { return panels * panel_bytes; }
+};
+
+// Rows as products read them: tiles of up to tile_rows rows, each [in][rows of the tile], float32.
+struct Variant {
+  const char* name;
+  int32_t panel;
+  int32_t tile_rows;
+
+  // Fills matrix.data (and scale, offset); sizes are set and memory is there.
+  void (*pack)(const moe_matrix& source, Matrix& matrix);
+
+  // Copies rows first to last (a row's address is rows + (index ? index[i] : i) * row_stride elements) into tiles.
+  void (*gather)(const void* rows, int32_t dtype, int64_t row_stride, const int32_t* index, int64_t n, int64_t in,
+                 float* tiles);
+
+  // sums [n][sums_stride]: products of n rows with panels begin to end, starting at column begin * panel.
+  // row_sums: float [n], sums of the tiles' rows, read for MOE_INT8 only.
+  void (*product)(const Matrix& matrix, const float* tiles, const float* row_sums, int64_t n, int64_t begin,
+                  int64_t end, float* sums, int64_t sums_stride);
+
+  // The sum of each row in tiles, along `in` in order; [n].
+  void (*row_sums)(const float* tiles, int64_t n, int64_t in, float* sums);
+
+  // out [n][out_stride], columns begin to end: sums + bias (or null), rounded to dtype.
+  void (*finish)(const float* sums, int64_t sums_stride, const float* bias, int64_t n, int64_t begin, int64_t end,
+                 void* out, int32_t dtype, int64_t out_stride);
+};
+
+// Variants that this processor can run, worst first.
+int32_t variant_count();
+const Variant& variant_at(int32_t place);

@@ -1,0 +1,16 @@
+// Packing a matrix for a variant, and sharing its panels out among threads.
+#pragma once
+
+#include "matrix.h"
+
+// Checks the source and packs it. Returns 0, or 1 and a message.
+int32_t pack_matrix(const Variant& variant, const moe_matrix& source, Matrix& matrix, char* error, int64_t error_size);
+
+// Panels cut into shares, several for each thread so that a slow one holds nobody up, but none too small to be worth it.
+struct Shares {
+  int64_t count, panels;
+
+  // panel_work: multiply-adds of one panel.
+  Shares(int64_t panels, int64_t panel_work, int32_t threads);
+  int64_t begin(int64_t share) const { return panels * share / count; }
+};

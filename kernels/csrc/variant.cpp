@@ -1,0 +1,143 @@
+// Everything that is compiled once per instruction set (MOE_VARIANT names it): packing, products, rounding.
+
+#include "matrix.h"
+#include "product.h"
+#include "scalars.h"
+#include "simd.h"
+
+namespace MOE_VARIANT {
+
+template <class Bits>
+static void pack_plain(const moe_matrix& source, Matrix& matrix) {
+  const Bits* from = (const Bits*)source.data;
+  for (int64_t p = 0; p < matrix.panels; ++p) {
+    Bits* panel = (Bits*)(matrix.data.get() + p * matrix.panel_bytes);
+    for (int64_t j = 0; j < kPanel; ++j) {
+      const int64_t column = p * kPanel + j;
+      for (int64_t k = 0; k < matrix.in; ++k)
+        panel[k * kPanel + j] =
+            column < matrix.out ? from[column * source.out_stride + k * source.in_stride] : Bits{};
+    }
+  }
+}
+
+// As pack_plain, with columns j and j + kLanes side by side (see PanelBFloat16).
+static void pack_pairs(const moe_matrix& source, Matrix& matrix) {
+  const uint16_t* from = (const uint16_t*)source.data;
+  for (int64_t p = 0; p < matrix.panels; ++p) {
+    uint16_t* panel = (uint16_t*)(matrix.data.get() + p * matrix.panel_bytes);
+    for (int64_t j = 0; j < kPanel; ++j) {
+      const int64_t column = p * kPanel + j, place = j % kLanes * 2 + j / kLanes;
+      for (int64_t k = 0; k < matrix.in; ++k)
+        panel[k * kPanel + place] =
+            column < matrix.out ? from[column * source.out_stride + k * source.in_stride] : (uint16_t)0;
+    }
+  }
+}
+
+static void pack(const moe_matrix& source, Matrix& matrix) {
+  switch (source.dtype) {
+    case MOE_FLOAT32:
+      return pack_plain<float>(source, matrix);
+    case MOE_BFLOAT16:
+      return pack_pairs(source, matrix);
+    case MOE_FLOAT16:
+      return pack_plain<uint16_t>(source, matrix);
+    default:
+      pack_plain<int8_t>(source, matrix);
+  }
+  for (int64_t column = 0; column < matrix.panels * kPanel; ++column) {
+    matrix.scale[column] = column < matrix.out ? source.scale[column] : 0;
+    matrix.offset[column] = column < matrix.out ? source.offset[column] : 0;
+  }
+}
+
+template <class Element>
+static void gather_of(const void* rows, int64_t row_stride, const int32_t* index, int64_t n, int64_t in,
+                      float* tiles) {
+  const Tiling tiling(n);
+  for (int64_t tile = 0; tile < tiling.tiles; ++tile) {
+    const int64_t first = tiling.first(tile), height = tiling.rows(tile);
+    float* to = tiles + first * in;
+    for (int64_t m = 0; m < height; ++m) {
+      const typename Element::Bits* row =
+          (const typename Element::Bits*)rows + (index ? index[first + m] : first + m) * row_stride;
+      for (int64_t k = 0; k < in; ++k) to[k * height + m] = Element::widen(row[k]);
+    }
+  }
+}
+
+static void gather(const void* rows, int32_t dtype, int64_t row_stride, const int32_t* index, int64_t n, int64_t in,
+                   float* tiles) {
+  if (dtype == MOE_FLOAT32) return gather_of<Float32>(rows, row_stride, index, n, in, tiles);
+  if (dtype == MOE_BFLOAT16) return gather_of<BFloat16>(rows, row_stride, index, n, in, tiles);
+  gather_of<Float16>(rows, row_stride, index, n, in, tiles);
+}
+
+static void row_sums(const float* tiles, int64_t n, int64_t in, float* sums) {
+  const Tiling tiling(n);
+  for (int64_t tile = 0; tile < tiling.tiles; ++tile) {
+    const int64_t first = tiling.first(tile), height = tiling.rows(tile);
+    float total[kTileRows] = {};
+    for (int64_t k = 0; k < in; ++k)
+      for (int64_t m = 0; m < height; ++m) total[m] += tiles[first * in + k * height + m];
+    for (int64_t m = 0; m < height; ++m) sums[first + m] = total[m];
+  }
+}
+
+// scale * sum(x * q) + offset * sum(x): the weights' scale and offset, applied once per output.
+static void dequantise(const Matrix& matrix, const float* row_sums, int64_t n, int64_t begin, int64_t end,
+                       float* sums, int64_t sums_stride) {
+  for (int64_t row = 0; row < n; ++row) {
+    const Vec total = broadcast(row_sums[row]);
+    for (int64_t column = begin * kPanel; column < end * kPanel; column += kLanes) {
+      float* at = sums + row * sums_stride + column;
+      const Vec scaled = load<Vec>(at) * load<Vec>(matrix.scale.get() + column);
+      store(at, fma(total, load<Vec>(matrix.offset.get() + column), scaled));
+    }
+  }
+}
+
+static void product(const Matrix& matrix, const float* tiles, const float* row_sums, int64_t n, int64_t begin,
+                    int64_t end, float* sums, int64_t sums_stride) {
+  switch (matrix.dtype) {
+    case MOE_FLOAT32:
+      return product_of<PanelFloat32>(matrix, tiles, n, begin, end, sums, sums_stride);
+    case MOE_BFLOAT16:
+      return product_of<PanelBFloat16>(matrix, tiles, n, begin, end, sums, sums_stride);
+    case MOE_FLOAT16:
+      return product_of<PanelFloat16>(matrix, tiles, n, begin, end, sums, sums_stride);
+    default:
+      product_of<PanelInt8>(matrix, tiles, n, begin, end, sums, sums_stride);
+      dequantise(matrix, row_sums, n, begin, end, sums, sums_stride);
+  }
+}
+
+template <class Element>
+static void finish_of(const float* sums, int64_t sums_stride, const float* bias, int64_t n, int64_t begin,
+                      int64_t end, void* out, int64_t out_stride) {
+  for (int64_t row = 0; row < n; ++row) {
+    const float* from = sums + row * sums_stride;
+    typename Element::Bits* to = (typename Element::Bits*)out + row * out_stride;
+    if (bias) {
+      for (int64_t c = begin; c < end; ++c) to[c] = Element::narrow(from[c] + bias[c]);
+    } else {
+      for (int64_t c = begin; c < end; ++c) to[c] = Element::narrow(from[c]);
+    }
+  }
+}
+
+static void finish(const float* sums, int64_t sums_stride, const float* bias, int64_t n, int64_t begin, int64_t end,
+                   void* out, int32_t dtype, int64_t out_stride) {
+  if (dtype == MOE_FLOAT32) return finish_of<Float32>(sums, sums_stride, bias, n, begin, end, out, out_stride);
+  if (dtype == MOE_BFLOAT16) return finish_of<BFloat16>(sums, sums_stride, bias, n, begin, end, out, out_stride);
+  finish_of<Float16>(sums, sums_stride, bias, n, begin, end, out, out_stride);
+}
+
+#define MOE_TEXT(name) #name
+#define MOE_NAME(name) MOE_TEXT(name)
+
+extern const Variant variant;
+const Variant variant = {MOE_NAME(MOE_VARIANT), kPanel, kTileRows, pack, gather, product, row_sums, finish};
+
+}  // namespace MOE_VARIANT

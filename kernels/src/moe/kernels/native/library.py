@@ -1,0 +1,109 @@
+"""libmoe_kernels.so through ctypes: its functions' types, its messages as exceptions, its instruction sets.
+
+ctypes costs a microsecond or two a call, releases the interpreter meanwhile, and starts at once.
+"""
+
+import ctypes
+import functools
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+PATH = Path(__file__).with_name("libmoe_kernels.so")
+ABI = 1
+"""MOE_KERNELS_ABI of csrc/abi.h that this Python speaks."""
+
+_REMEDY = "build it with `make kernels-native`"
+_ERROR_BYTES = 512
+
+
+class NativeError(RuntimeError):
+    """The library is not there, is another version's, or refused a call; the message says why."""
+
+
+class MatrixStruct(ctypes.Structure):
+    """moe_matrix: a matrix before it is packed."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("scale", c_void_p),
+        ("offset", c_void_p),
+        ("out", c_int64),
+        ("in_", c_int64),
+        ("out_stride", c_int64),
+        ("in_stride", c_int64),
+        ("dtype", c_int32),
+    )
+
+
+_ERROR = (c_char_p, c_int64)
+_RUN = (c_void_p, c_void_p, c_int32, c_int64, c_int64, c_void_p, c_int32, c_int64, c_int32)
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "moe_kernels_abi": (c_int32, ()),
+    "moe_variants": (c_int32, ()),
+    "moe_variant_name": (c_char_p, (c_int32,)),
+    "moe_linear_pack": (c_int32, (c_int32, POINTER(MatrixStruct), POINTER(c_float), POINTER(c_void_p), *_ERROR)),
+    "moe_linear_free": (None, (c_void_p,)),
+    "moe_linear_bytes": (c_int64, (c_void_p,)),
+    "moe_linear_run": (c_int32, (*_RUN, *_ERROR)),
+}
+
+
+class Library:
+    """The opened library. Raises NativeError when it can't be opened or is another version's."""
+
+    def __init__(self, path: Path = PATH) -> None:
+        if not path.exists():
+            raise NativeError(f"{path.name} has not been built; {_REMEDY} (needs a C++17 compiler)")
+        try:
+            self._functions = ctypes.CDLL(str(path))
+            abi = int(self._functions.moe_kernels_abi())
+        except (OSError, AttributeError) as error:
+            raise NativeError(f"{path.name} can't be opened ({error}); {_REMEDY}") from error
+        if abi != ABI:
+            raise NativeError(f"{path.name} is of version {abi}, this needs {ABI}; {_REMEDY}")
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(self._functions, name)
+            function.restype, function.argtypes = result, arguments
+
+    def function(self, name: str) -> Any:
+        """A function of the C ABI, typed. For calls whose result is no error code."""
+        return getattr(self._functions, name)
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Calls a function that ends in (error, error_size). Raises NativeError with its message."""
+        message = ctypes.create_string_buffer(_ERROR_BYTES)
+        if getattr(self._functions, name)(*arguments, message, _ERROR_BYTES):
+            raise NativeError(message.value.decode("utf-8", "replace"))
+
+
+@functools.cache
+def library() -> Library:
+    """The library, opened once per process. Raises NativeError."""
+    return Library()
+
+
+@functools.cache
+def unavailable() -> str | None:
+    """Why the library can't be used, None when it can. Looked up once per process."""
+    try:
+        library()
+    except NativeError as error:
+        return str(error)
+    return None
+
+
+@functools.cache
+def variants() -> tuple[str, ...]:
+    """Instruction sets that were built and that this processor runs, worst first. Raises NativeError."""
+    opened = library()
+    names = (opened.function("moe_variant_name")(place) for place in range(opened.function("moe_variants")()))
+    return tuple(name.decode() for name in names)
+
+
+def variant_number(name: str | None) -> int:
+    """The number of an instruction set; of the best for None. Raises NativeError for one that can't run here."""
+    known = variants()
+    if name is not None and name not in known:
+        raise NativeError(f"no instruction set {name!r}; this processor runs {', '.join(known)}")
+    return len(known) - 1 if name is None else known.index(name)

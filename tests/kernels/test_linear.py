@@ -1,0 +1,189 @@
+"""The packed linear layer: against float64, to the bit among itself, its choice and its refusals."""
+
+import pytest
+import torch
+from moe.kernels.linear import PackedLinear, backends
+from moe.kernels.linear.native_backend import NativeLinear
+from moe.kernels.native import variants
+from moe.kernels.quantised import quantise
+from moe.kernels.registry import UnavailableBackendError, UnknownBackendError
+from torch import Tensor
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SIZES = {
+    "one by one": (1, 1),
+    "odd": (13, 7),
+    "below a panel": (5, 40),
+    "panels and a tail": (101, 33),
+    "wide": (64, 300),
+}
+"""(out, in): the least, neither a multiple of a register, fewer columns than a panel, several panels, four at once."""
+
+ROWS = {"none": 0, "one": 1, "two": 2, "a tile": 6, "a tile and one": 7, "uneven tiles": 13, "several blocks": 800}
+"""Tiles are 6 rows high on AVX2 and 12 elsewhere; 800 rows go through in two rounds."""
+
+LAYERS = {name: (lambda weight, bias, name=name: NativeLinear(weight, bias, variant=name)) for name in variants()}
+LAYERS["torch"] = lambda weight, bias: PackedLinear(weight, bias, backend="torch")
+LAYERS["reference"] = lambda weight, bias: PackedLinear(weight, bias, backend="reference")
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def bound(rows: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype, biased: bool) -> Tensor:
+    """Half a unit in the last place for the one rounding, and the float32 chain's: each addition rounds a partial sum
+    that is at most the sum of magnitudes."""
+    magnitude = rows.double().abs() @ weight.double().abs().T + (0 if bias is None else bias.double().abs())
+    chain = (weight.shape[1] + 2) * 2**-24
+    return magnitude * (chain + torch.finfo(out_dtype).eps / 2) * (2 if biased else 1) + torch.finfo(out_dtype).tiny
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
+@pytest.mark.parametrize("count", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+def test_every_back_end_agrees_with_float64(layer, size, count, biased, dtype):
+    weight, rows = drawn(*size, dtype=dtype), drawn(count, size[1], dtype=dtype, seed=1)
+    bias = drawn(size[0], dtype=dtype, seed=2) if biased else None
+    want = rows.double() @ weight.double().T + (0 if bias is None else bias.double())
+    # torch rounds the product before it adds a bias: twice.
+    assert ((layer(weight, bias)(rows).double() - want).abs() <= bound(rows, weight, bias, dtype, biased)).all()
+
+
+@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("count", ROWS.values(), ids=ROWS)
+def test_bytes_with_scales_agree_with_what_they_stand_for(count, size, variant):
+    weight, rows = quantise(drawn(*size)), drawn(count, size[1], seed=1)
+    wide = weight.dequantised(torch.float64)
+    # The offset's part is added up apart from the steps': both round.
+    steps = weight.q.double().abs() * weight.scale.double()[:, None] + weight.offset.double().abs()[:, None]
+    limit = 2 * bound(rows, steps, None, torch.float32, False)
+    assert ((NativeLinear(weight, None, variant=variant)(rows).double() - rows.double() @ wide.T).abs() <= limit).all()
+
+
+@pytest.mark.parametrize("quantised", [False, True], ids=["bfloat16", "int8"])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("variant", variants())
+def test_a_row_has_the_same_bits_alone_and_in_any_place_of_any_batch(variant, threads, quantised):
+    weight = drawn(700, 130)
+    layer = NativeLinear(quantise(weight) if quantised else weight.bfloat16(), drawn(700), variant=variant)
+    rows = drawn(53, 130, seed=1)
+    alone = torch.cat([layer(row[None]) for row in rows])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        batches = [layer(rows), layer(rows.flip(0)).flip(0), torch.cat([layer(rows[:7]), layer(rows[7:])])]
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(batch, alone) for batch in batches)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+def test_a_poisonous_row_stays_in_its_row(layer, poison, dtype):
+    packed, rows = layer(drawn(37, 20, dtype=dtype), None), drawn(15, 20, dtype=dtype, seed=1)
+    clean = packed(rows)
+    rows[5, 3] = poison
+    got = packed(rows)
+    others = [row for row in range(15) if row != 5]
+    assert torch.equal(got[others], clean[others])
+    assert not got[5].isfinite().any()
+
+
+@pytest.mark.parametrize("variant", variants())
+def test_rows_and_weights_may_be_strided_or_lie_anywhere(variant):
+    weight, rows = drawn(37, 20, dtype=torch.bfloat16), drawn(9, 20, dtype=torch.bfloat16, seed=1)
+    want = NativeLinear(weight, None, variant=variant)(rows)
+    moved = torch.empty(181, dtype=torch.bfloat16)[1:].view(9, 20).copy_(rows)
+    turned = NativeLinear(weight.T.contiguous().T, None, variant=variant)
+    for given in (moved, rows.T.contiguous().T, torch.stack([rows, rows], dim=1)[:, 1], rows.repeat(1, 2)[:, :20]):
+        assert torch.equal(turned(given), want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("backend", backends.available())
+def test_the_answer_has_the_rows_dtype_and_leading_sizes(backend, dtype):
+    layer = PackedLinear(drawn(5, 4), backend=backend)
+    got = layer(drawn(2, 3, 4, dtype=dtype))
+    assert got.dtype == dtype
+    assert got.shape == (2, 3, 5)
+
+
+@pytest.mark.parametrize("bits", range(0, 1 << 16, 4096))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("variant", variants())
+def test_every_16_bit_value_comes_through_unchanged(variant, dtype, bits):
+    values = torch.arange(bits, bits + 4096).to(torch.int16).view(dtype)
+    rows = values[values.isfinite()][:, None]
+    layer = NativeLinear(torch.ones(1, 1, dtype=dtype), None, variant=variant)
+    weights = NativeLinear(rows, None, variant=variant)
+    assert torch.equal(layer(rows), rows)
+    assert torch.equal(weights(torch.ones(1, 1, dtype=dtype)).T, rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("variant", variants())
+def test_rounding_is_torchs(variant, dtype):
+    # Halfway cases, subnormals, overflow: sums of a 16-bit value and a bias that float32 holds exactly.
+    bits = torch.randint(-(2**31), 2**31, (20000,), generator=torch.Generator().manual_seed(0), dtype=torch.int64)
+    ties = (torch.arange(0x33000000, 0x47800000, 0x1000)).repeat_interleave(2) + torch.tensor([0, 1]).repeat(0x14800)
+    values = torch.cat([bits.to(torch.int32), ties.to(torch.int32)]).view(torch.float32)
+    values = values[values.isfinite()]
+    layer = NativeLinear(torch.zeros(len(values), 1), values, variant=variant)
+    assert torch.equal(layer(torch.ones(1, 1, dtype=dtype))[0], values.to(dtype))
+
+
+def test_quantising_is_within_half_a_step_and_keeps_rows_of_one_value():
+    matrix = torch.cat([drawn(7, 90), torch.full((1, 90), 0.3), torch.zeros(1, 90)])
+    packed = quantise(matrix)
+    error = (packed.dequantised(torch.float64) - matrix.double()).abs()
+    assert (error <= packed.scale.double()[:, None] * 0.5001 + 1e-9).all()
+    assert torch.equal(packed.dequantised(torch.float32)[7:], matrix[7:])
+
+
+def test_auto_measures_once_and_says_what_it_took_and_why(caplog):
+    weight = drawn(48, 31)
+    with caplog.at_level("INFO", logger="moe.kernels"):
+        first, second = PackedLinear(weight), PackedLinear(weight)
+    assert first.backend == second.backend
+    assert "µs for 1 row" in first.why
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["linear [48, 31] float32, threads 1"]
+
+
+def test_a_back_end_that_cannot_run_is_refused_with_the_reason(monkeypatch):
+    monkeypatch.setitem(backends._unavailable, "native", lambda: "it has not been built")
+    assert "native" not in backends.available()
+    with pytest.raises(UnavailableBackendError, match="'native' can't run here: it has not been built"):
+        PackedLinear(drawn(2, 2), backend="native")
+
+
+def test_without_the_library_auto_says_so(monkeypatch):
+    monkeypatch.setitem(backends._unavailable, "native", lambda: "it has not been built")
+    layer = PackedLinear(drawn(33, 2))
+    assert layer.backend != "native"
+    assert "native: it has not been built" in layer.why
+
+
+def test_an_unknown_back_end_is_refused_with_the_known_ones():
+    with pytest.raises(UnknownBackendError, match="choose one of auto, native, onednn, reference, torch"):
+        PackedLinear(drawn(2, 2), backend="cuda")
+
+
+@pytest.mark.parametrize("shape", [(3,), (0, 3), (3, 0), (1, 2, 3)])
+def test_a_weight_that_is_no_matrix_is_refused(shape):
+    with pytest.raises(ValueError, match=r"weight: got shape .* want \[out, in\]"):
+        PackedLinear(torch.zeros(shape))
+
+
+def test_rows_of_another_width_or_dtype_are_refused():
+    layer = PackedLinear(drawn(3, 4))
+    with pytest.raises(ValueError, match=r"rows: got shape \[2, 5\], want \[\.\.\., 4\]"):
+        layer(torch.zeros(2, 5))
+    with pytest.raises(ValueError, match="rows: got int64, want float32, bfloat16, float16"):
+        layer(torch.zeros(2, 4, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"bias: got torch.float32 \[4\], want floats \[3\]"):
+        PackedLinear(drawn(3, 4), torch.zeros(4))
