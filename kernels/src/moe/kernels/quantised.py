@@ -1,7 +1,8 @@
 """A weight of signed bytes with a scale and an offset per output channel: W8A16's form of a matrix.
 
 The value of element (o, i) is scale[o] * q[o, i] + offset[o]. An output is then
-scale[o] * sum(x * q) + offset[o] * sum(x), so that bytes are widened in registers and nothing else is kept of the matrix.
+scale[o] * sum(x * q) + offset[o] * sum(x), so that bytes are widened in registers and nothing else is kept of the
+matrix.
 """
 
 from dataclasses import dataclass
