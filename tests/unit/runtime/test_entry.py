@@ -14,26 +14,20 @@ from support.ports import unix_address
 PROGRAM = """
 import sys
 from dataclasses import dataclass
-from moe.runtime import logs
-from moe.runtime.entry import run_main
-from moe.runtime.server import ServerSettings, run
-from moe.runtime.settings import load
-from moe.runtime.telemetry import TelemetrySettings, telemetry
+from moe.runtime.program import run_program
+from moe.runtime.server import ServerSettings
+from moe.runtime.settings import setting
+from moe.runtime.telemetry import TelemetrySettings
 from support.echo_service import Echo
 
 @dataclass(frozen=True)
 class Settings:
     server: ServerSettings
     telemetry: TelemetrySettings
+    name: str = setting("echo-0", help="Of the process.")
+    threads: int = setting(1, help="To compute with.")
 
-def body():
-    settings = load(Settings, sys.argv[1:], prog="moe.echo", description="Echoes.")
-    logs.set_up(settings.telemetry.log_level, settings.telemetry.log_format, name="echo-0")
-    service = Echo().service()
-    with telemetry(settings.telemetry, service):
-        return run(service, settings.server)
-
-sys.exit(run_main(body))
+sys.exit(run_program(Settings, lambda settings: Echo().service(), None, prog="moe.echo", description="Echoes."))
 """
 
 

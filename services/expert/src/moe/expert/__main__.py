@@ -5,12 +5,8 @@ from collections.abc import Sequence
 
 from moe.expert.service import ExpertProcess
 from moe.expert.settings import ExpertSettings
-from moe.runtime import logs
-from moe.runtime.entry import run_main
-from moe.runtime.process import set_threads
-from moe.runtime.server import run
-from moe.runtime.settings import load
-from moe.runtime.telemetry import telemetry
+from moe.runtime.program import run_program
+from moe.runtime.server import Service
 
 _PROGRAM = "moe.expert"
 _DESCRIPTION = "Serves one expert group of a model package over gRPC."
@@ -18,16 +14,11 @@ _DESCRIPTION = "Serves one expert group of a model package over gRPC."
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves until drained. Returns 0, 1 after a failure, 2 for bad settings or a bad package, 130 when interrupted."""
-    return run_main(lambda: _serve(sys.argv[1:] if argv is None else argv))
+    return run_program(ExpertSettings, _service, argv, prog=_PROGRAM, description=_DESCRIPTION)
 
 
-def _serve(argv: Sequence[str]) -> int:
-    settings = load(ExpertSettings, argv, prog=_PROGRAM, description=_DESCRIPTION)
-    logs.set_up(settings.telemetry.log_level, settings.telemetry.log_format, name=settings.name)
-    set_threads(settings.threads)
-    service = ExpertProcess(settings).service()
-    with telemetry(settings.telemetry, service):
-        return run(service, settings.server)
+def _service(settings: ExpertSettings) -> Service:
+    return ExpertProcess(settings).service()
 
 
 if __name__ == "__main__":

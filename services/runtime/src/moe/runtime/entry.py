@@ -1,15 +1,4 @@
-"""How a service's `main` ends: one place that turns errors into messages and exit codes.
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(lambda: _serve(sys.argv[1:] if argv is None else argv))
-
-def _serve(argv: Sequence[str]) -> int:
-    settings = load(ExpertSettings, argv, prog="moe.expert", description="...")
-    logs.set_up(settings.telemetry.log_level, settings.telemetry.log_format, name=settings.name)
-    service = Service(name=settings.name, ...)
-    with telemetry(settings.telemetry, service):
-        return run(service, settings.server)
-"""
+"""How a service's `main` ends: one place that turns errors into messages and exit codes."""
 
 import logging
 import sys
