@@ -193,3 +193,15 @@ def test_every_command_explains_itself(argv, capsys):
 def test_a_demo_that_was_not_made_yet_says_how_to_make_it(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("MOE_HOME", str(tmp_path))
     assert "moe convert demo" in printed(capsys, "up", "demo", code=2).err
+
+
+def test_a_prompt_without_its_option_is_told_which_options_there_are(capsys):
+    err = printed(capsys, "generate", "hi", "there", code=2).err
+    assert "'hi there' belongs to no option; --prompt 'TEXT'" in err
+    assert "--chat 'TEXT'" in err
+
+
+def test_the_bare_command_prints_its_help_and_no_error(capsys):
+    err = printed(capsys, code=2).err
+    assert err.startswith("Usage: moe ")
+    assert "error:" not in err

@@ -91,3 +91,24 @@ def test_the_summary_adds_up_routers_and_memory():
 )
 def test_neighbouring_expert_ids_are_joined(experts, text):
     assert expert_ranges(experts) == text
+
+
+def test_a_share_goes_on_when_an_expert_restarts():
+    fresh, other = expert(1, slots_by_expert={0: 1}), expert(1, slots_by_expert={2: 500})
+    both = [process("a"), ProcessRecord("b", "expert", "ready", 1, 0, "unix:/r/b", "b", (2,)), process("r", "router")]
+    routing = router(1, slots_by_expert={0: 300, 2: 100})
+    rows = figures.rows(both, {"a": (fresh, fresh), "b": (other, other), "r": (routing, routing)})
+    assert [row.share for row in rows] == [0.75, 0.25, None]
+
+
+def test_replicas_divide_their_group_s_share_by_what_each_computed():
+    names = ("a-0", "a-1", "b-0")
+    group = {"a-0": ("a", (0,)), "a-1": ("a", (0,)), "b-0": ("b", (1,))}
+    processes = [ProcessRecord(name, "expert", "ready", 1, 0, f"unix:/{name}", *group[name]) for name in names]
+    slots = {"a-0": {0: 30}, "a-1": {0: 10}, "b-0": {1: 7}}
+    samples = {name: (expert(1, slots_by_expert=slots[name]),) * 2 for name in names}
+    routing = router(1, slots_by_expert={0: 80, 1: 20})
+    rows = figures.rows(
+        [*processes, ProcessRecord("r", "router", "ready", 1, 0, "unix:/r")], samples | {"r": (routing,) * 2}
+    )
+    assert [row.share for row in rows[:3]] == pytest.approx([0.6, 0.2, 0.2])

@@ -1,9 +1,11 @@
 """From the figures that parts tell of themselves to the rates and shares that a table shows. Pure.
 
-A rate is the difference of two samples of a counter over the time between them; a share is of all slots since the
-start.
+A rate is the difference of two samples of a counter over the time between them. A share is of all slots that routers
+have sent since they started, so it goes on when an expert restarts; replicas divide their group's by what each computed
+since its own start.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +22,7 @@ class Row:
     """One process in the table; None where it does not apply or is not known.
 
     rows_per_s: of an expert, rows computed; of an aggregator, layer calls answered. share: an expert's part of all
-    slots computed. queue: of an expert, rows waiting; of a router, requests waiting; of an aggregator, calls open.
+    slots. queue: of an expert, rows waiting; of a router, requests waiting; of an aggregator, calls open.
     busy: part of the time spent computing.
     """
 
@@ -63,9 +65,8 @@ class Summary:
 
 def rows(processes: Sequence[ProcessRecord], samples: Mapping[str, Ends]) -> list[Row]:
     """One row per process, in their order."""
-    slots = {name: _slots(last.stats) for name, (_, last) in samples.items()}
-    total = sum(slots.values())
-    return [_row(process, samples.get(process.name), slots.get(process.name, 0), total) for process in processes]
+    shares = _shares(processes, {name: last.stats for name, (_, last) in samples.items()})
+    return [_row(process, samples.get(process.name), shares.get(process.name, 0.0)) for process in processes]
 
 
 def summary(samples: Mapping[str, Ends]) -> Summary:
@@ -82,7 +83,7 @@ def summary(samples: Mapping[str, Ends]) -> Summary:
     )
 
 
-def _row(process: ProcessRecord, ends: Ends | None, slots: int, total: int) -> Row:
+def _row(process: ProcessRecord, ends: Ends | None, share: float) -> Row:
     if ends is None:
         return Row(process)
     first, last = ends
@@ -92,7 +93,7 @@ def _row(process: ProcessRecord, ends: Ends | None, slots: int, total: int) -> R
         return Row(
             process,
             rows_per_s=_rate(now.rows - then.rows, first, last),
-            share=slots / total if total else 0.0,
+            share=share,
             queue=now.queued_rows,
             busy=min(1.0, _rate(now.busy_s - then.busy_s, first, last)),
             resident_bytes=resident,
@@ -104,8 +105,28 @@ def _row(process: ProcessRecord, ends: Ends | None, slots: int, total: int) -> R
     return Row(process, rows_per_s=per_s, queue=last.stats.aggregator.open, resident_bytes=resident)
 
 
-def _slots(stats: control_pb2.StatsResponse) -> int:
-    return sum(stats.expert.slots_by_expert.values())
+def _shares(processes: Sequence[ProcessRecord], stats: Mapping[str, control_pb2.StatsResponse]) -> dict[str, float]:
+    """Each expert process's part of all slots, by name; as computed since each one's start where no router answers."""
+    computed = {name: sum(each.expert.slots_by_expert.values()) for name, each in stats.items()}
+    chosen: Counter[int] = Counter()
+    for each in stats.values():
+        chosen.update(each.router.slots_by_expert)
+    total = chosen.total()
+    if not total:
+        everything = sum(computed.values())
+        return {name: slots / everything for name, slots in computed.items()} if everything else {}
+    replicas: dict[str, list[str]] = {}
+    for process in processes:
+        if process.name in stats and process.experts:
+            replicas.setdefault(process.group, []).append(process.name)
+    shares: dict[str, float] = {}
+    for process in processes:
+        if process.name in stats and process.experts:
+            names = replicas[process.group]
+            together = sum(computed[name] for name in names)
+            part = computed[process.name] / together if together else 1 / len(names)
+            shares[process.name] = part * sum(chosen[expert] for expert in process.experts) / total
+    return shares
 
 
 def _rate(difference: float, first: Sample, last: Sample) -> float:

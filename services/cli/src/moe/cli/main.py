@@ -54,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(error: Exception) -> int:
     match error:
+        case click.exceptions.NoArgsIsHelpError():
+            error.show()
+            return error.exit_code
         case click.ClickException():
             context = getattr(error, "ctx", None)
             print_error(error.format_message() + (f"\n{_hint(context)}" if context else ""))

@@ -8,6 +8,23 @@ import click
 Command = Callable[..., Any]
 
 
+class PromptCommand(click.Command):
+    """A command whose prompt is an option, and which says so to whoever gives it as an argument."""
+
+    allow_extra_args = True
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's. Raises click.UsageError for a word that belongs to no option."""
+        rest = super().parse_args(ctx, args)
+        if ctx.args and not ctx.resilient_parsing:
+            raise click.UsageError(
+                f"{' '.join(ctx.args)!r} belongs to no option; --prompt 'TEXT' continues a text, --chat 'TEXT' answers "
+                "a message; quote a text of several words",
+                ctx,
+            )
+        return rest
+
+
 def router_options(command: Command) -> Command:
     """Which router to talk to: --address, --name."""
     command = click.option("--name", metavar="NAME", help="The deployment to talk to, as `moe status` lists it.")(

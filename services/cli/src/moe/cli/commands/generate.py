@@ -9,17 +9,18 @@ import click
 from moe.api.inference.v1 import inference_pb2 as pb
 from moe.cli import answers, output
 from moe.cli.addresses import find_router
-from moe.cli.options import json_option, prompt_options, router_options, sampling_options
+from moe.cli.options import PromptCommand, json_option, prompt_options, router_options, sampling_options
 from moe.cli.requests import generate_request, prompt_of
 from moe.cli.router_client import RouterClient
 
 
 @click.command(
+    cls=PromptCommand,
     epilog="\b\nExamples:\n"
     "  moe generate --prompt 'The capital of France is' --max-tokens 16\n"
     "  moe generate --chat 'Write a haiku about routers' --temperature 0.8 --seed 7\n"
     "  moe generate --experts --chat 'Who are you?'\n"
-    "  echo 'Once upon a time' | moe generate --json"
+    "  echo 'Once upon a time' | moe generate --json",
 )
 @prompt_options
 @sampling_options
