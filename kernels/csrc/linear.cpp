@@ -6,6 +6,7 @@
 #include "pack.h"
 #include "pool.h"
 #include "scalars.h"
+#include "scratch.h"
 
 namespace {
 
@@ -35,18 +36,23 @@ bool run_rows(const Call& call, int64_t first, int64_t n) {
   const Matrix& weight = linear.weight;
   const Variant& variant = linear.variant;
   const int64_t padded = weight.panels * variant.panel;
-  Memory<float> tiles = allocate<float>(n * weight.in), sums = allocate<float>(n * padded), totals;
-  if (weight.dtype == MOE_INT8) totals = allocate<float>(n);
-  if (!tiles || !sums || (weight.dtype == MOE_INT8 && !totals)) return false;
+  const int64_t whole = weight.dtype == MOE_INT8 ? n : 0;
+  Scratch& scratch = Scratch::of_this_thread();
+  if (!scratch.reserve(Scratch::size<float>(n * weight.in) + Scratch::size<float>(n * padded) +
+                       Scratch::size<float>(whole)))
+    return false;
+  float* tiles = scratch.take<float>(n * weight.in);
+  float* sums = scratch.take<float>(n * padded);
+  float* totals = scratch.take<float>(whole);
   variant.gather(call.rows + first * call.row_stride * size_of(call.rows_dtype), call.rows_dtype, call.row_stride,
-                 nullptr, n, weight.in, tiles.get());
-  if (totals) variant.row_sums(tiles.get(), n, weight.in, totals.get());
+                 nullptr, n, weight.in, tiles);
+  if (whole) variant.row_sums(tiles, n, weight.in, totals);
   const Shares shares(weight.panels, n * weight.in * variant.panel, call.threads);
   parallel(call.threads, shares.count, [&](int64_t share) {
     const int64_t begin = shares.begin(share), end = shares.begin(share + 1);
-    variant.product(weight, tiles.get(), totals.get(), n, begin, end, sums.get(), padded);
+    variant.product(weight, tiles, totals, n, begin, end, sums, padded);
     const int64_t last = end * variant.panel < weight.out ? end * variant.panel : weight.out;
-    variant.finish(sums.get(), padded, linear.bias.get(), n, begin * variant.panel, last,
+    variant.finish(sums, padded, linear.bias.get(), n, begin * variant.panel, last,
                    call.out + first * call.out_stride * size_of(call.out_dtype), call.out_dtype, call.out_stride);
   });
   return true;
@@ -86,5 +92,6 @@ int32_t moe_linear_run(const void* handle, const void* rows, int32_t rows_dtype,
   for (int64_t first = 0; first < n; first += kRowsAtOnce)
     if (!run_rows(call, first, n - first < kRowsAtOnce ? n - first : kRowsAtOnce))
       return fail(error, error_size, "not enough memory for %lld rows", (long long)n);
+  Scratch::of_this_thread().trim();
   return 0;
 }

@@ -35,6 +35,25 @@ struct Matrix {
   int64_t bytes() const { return panels * panel_bytes; }
 };
 
+// One slot of a row on its way into the partial.
+struct SlotOutput {
+  const float* sums;  // [padded hidden], what the projection down made
+  const float* bias;  // [padded hidden] or null
+  float weight;
+};
+
+// How n rows are cut into tiles: as few as possible, their heights differing by one at most, higher ones first.
+struct Tiling {
+  int64_t tiles, height, higher;
+
+  Tiling(int64_t n, int64_t tile_rows) : tiles((n + tile_rows - 1) / tile_rows) {
+    height = tiles ? n / tiles : 0;
+    higher = tiles ? n % tiles : 0;
+  }
+  int64_t rows(int64_t tile) const { return height + (tile < higher); }
+  int64_t first(int64_t tile) const { return tile * height + (tile < higher ? tile : higher); }
+};
+
 // Rows as products read them: tiles of up to tile_rows rows, each [in][rows of the tile], float32.
 struct Variant {
   const char* name;
@@ -59,6 +78,14 @@ struct Variant {
   // out [n][out_stride], columns begin to end: sums + bias (or null), rounded to dtype.
   void (*finish)(const float* sums, int64_t sums_stride, const float* bias, int64_t n, int64_t begin, int64_t end,
                  void* out, int32_t dtype, int64_t out_stride);
+
+  // The activation of rows first to last of sums [n][sums_stride] (bias [sums_stride] or null) into tiles of n rows.
+  void (*activate)(const moe_ffn& formula, const float* sums, int64_t sums_stride, const float* bias, int64_t n,
+                   int64_t first, int64_t last, float* tiles);
+
+  // One row of the partial, from its slots in their order.
+  void (*combine)(const moe_ffn& formula, const SlotOutput* slots, int64_t count, int32_t weights_dtype, void* partial,
+                  int32_t partial_dtype);
 };
 
 // Variants that this processor can run, worst first.

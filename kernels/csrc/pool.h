@@ -8,6 +8,8 @@
 void run_tasks(int32_t threads, int64_t tasks, void (*task)(void* context, int64_t i), void* context);
 
 template <class Task>
-void parallel(int32_t threads, int64_t tasks, Task&& task) {
-  run_tasks(threads, tasks, [](void* context, int64_t i) { (*static_cast<Task*>(context))(i); }, &task);
+void parallel(int32_t threads, int64_t tasks, const Task& task) {
+  run_tasks(
+      threads, tasks, [](void* context, int64_t i) { (*static_cast<const Task*>(context))(i); },
+      const_cast<void*>(static_cast<const void*>(&task)));
 }

@@ -111,22 +111,10 @@ static TilePanels tile_panels_for(int64_t rows) {
   return functions[rows - 1];
 }
 
-// How n rows are cut into tiles: as few as possible, their heights differing by one at most, higher ones first.
-struct Tiling {
-  int64_t tiles, height, higher;
-
-  explicit Tiling(int64_t n) : tiles((n + kTileRows - 1) / kTileRows) {
-    height = tiles ? n / tiles : 0;
-    higher = tiles ? n % tiles : 0;
-  }
-  int64_t rows(int64_t tile) const { return height + (tile < higher); }
-  int64_t first(int64_t tile) const { return tile * height + (tile < higher ? tile : higher); }
-};
-
 template <class Panel>
 static void product_of(const Matrix& matrix, const float* tiles, int64_t n, int64_t begin, int64_t end, float* sums,
                        int64_t sums_stride) {
-  const Tiling tiling(n);
+  const Tiling tiling(n, kTileRows);
   const int64_t in = matrix.in, bytes = matrix.panel_bytes;
   const int64_t row_bytes = in * (int64_t)sizeof(float);
   int64_t block = row_bytes ? kBlockBytes / (row_bytes * kTileRows) : 1;

@@ -19,6 +19,14 @@ static inline uint32_t bits_of(float value) {
   return bits;
 }
 
+// An element at any address: rows and weights may lie in the middle of a message.
+template <class T>
+static inline T element_at(const void* from) {
+  T value;
+  memcpy(&value, from, sizeof value);
+  return value;
+}
+
 struct Float32 {
   typedef float Bits;
   static constexpr int32_t kDtype = MOE_FLOAT32;

@@ -1,5 +1,6 @@
 // Everything that is compiled once per instruction set (MOE_VARIANT names it): packing, products, rounding.
 
+#include "activation.h"
 #include "matrix.h"
 #include "product.h"
 #include "scalars.h"
@@ -55,14 +56,20 @@ static void pack(const moe_matrix& source, Matrix& matrix) {
 template <class Element>
 static void gather_of(const void* rows, int64_t row_stride, const int32_t* index, int64_t n, int64_t in,
                       float* tiles) {
-  const Tiling tiling(n);
+  typedef typename Element::Bits Bits;
+  constexpr int64_t kSize = sizeof(Bits);
+  const Tiling tiling(n, kTileRows);
   for (int64_t tile = 0; tile < tiling.tiles; ++tile) {
     const int64_t first = tiling.first(tile), height = tiling.rows(tile);
     float* to = tiles + first * in;
+    if (height == 1) {  // the common case, as a loop over neighbours
+      const char* row = (const char*)rows + (index ? index[first] : first) * row_stride * kSize;
+      for (int64_t k = 0; k < in; ++k) to[k] = Element::widen(element_at<Bits>(row + k * kSize));
+      continue;
+    }
     for (int64_t m = 0; m < height; ++m) {
-      const typename Element::Bits* row =
-          (const typename Element::Bits*)rows + (index ? index[first + m] : first + m) * row_stride;
-      for (int64_t k = 0; k < in; ++k) to[k * height + m] = Element::widen(row[k]);
+      const char* row = (const char*)rows + (index ? index[first + m] : first + m) * row_stride * kSize;
+      for (int64_t k = 0; k < in; ++k) to[k * height + m] = Element::widen(element_at<Bits>(row + k * kSize));
     }
   }
 }
@@ -75,7 +82,7 @@ static void gather(const void* rows, int32_t dtype, int64_t row_stride, const in
 }
 
 static void row_sums(const float* tiles, int64_t n, int64_t in, float* sums) {
-  const Tiling tiling(n);
+  const Tiling tiling(n, kTileRows);
   for (int64_t tile = 0; tile < tiling.tiles; ++tile) {
     const int64_t first = tiling.first(tile), height = tiling.rows(tile);
     float total[kTileRows] = {};
@@ -138,6 +145,7 @@ static void finish(const float* sums, int64_t sums_stride, const float* bias, in
 #define MOE_NAME(name) MOE_TEXT(name)
 
 extern const Variant variant;
-const Variant variant = {MOE_NAME(MOE_VARIANT), kPanel, kTileRows, pack, gather, product, row_sums, finish};
+const Variant variant = {MOE_NAME(MOE_VARIANT), kPanel, kTileRows, pack, gather, product, row_sums, finish,
+                         activate,              combine};
 
 }  // namespace MOE_VARIANT

@@ -7,6 +7,7 @@ for all families: gate rows before up rows, nothing interleaved, nothing transpo
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "clamped_swiglu"]
@@ -58,6 +59,11 @@ class ExpertWeights:
     down: Tensor
     up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the expert computes in."""
+        return self.up.dtype
 
     @property
     def hidden(self) -> int:

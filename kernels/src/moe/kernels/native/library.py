@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 PATH = Path(__file__).with_name("libmoe_kernels.so")
-ABI = 1
+ABI = 2
 """MOE_KERNELS_ABI of csrc/abi.h that this Python speaks."""
 
 _REMEDY = "build it with `make kernels-native`"
@@ -36,8 +36,24 @@ class MatrixStruct(ctypes.Structure):
     )
 
 
+class FfnStruct(ctypes.Structure):
+    """moe_ffn: an expert's formula and sizes."""
+
+    _fields_ = (
+        ("hidden", c_int64),
+        ("inner", c_int64),
+        ("dtype", c_int32),
+        ("activation", c_int32),
+        ("gated", c_int32),
+        ("limit", c_float),
+        ("alpha", c_float),
+    )
+
+
 _ERROR = (c_char_p, c_int64)
 _RUN = (c_void_p, c_void_p, c_int32, c_int64, c_int64, c_void_p, c_int32, c_int64, c_int32)
+_SLOTS = (c_void_p, c_void_p, c_void_p, c_int32, c_int64)
+_GROUP = (c_void_p, c_void_p, c_int64, c_int64, *_SLOTS, c_void_p, c_int32)
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "moe_kernels_abi": (c_int32, ()),
     "moe_variants": (c_int32, ()),
@@ -46,6 +62,12 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "moe_linear_free": (None, (c_void_p,)),
     "moe_linear_bytes": (c_int64, (c_void_p,)),
     "moe_linear_run": (c_int32, (*_RUN, *_ERROR)),
+    "moe_group_new": (c_int32, (c_int32, POINTER(FfnStruct), POINTER(c_void_p), *_ERROR)),
+    "moe_group_add": (c_int32, (c_void_p, c_int32, *(POINTER(MatrixStruct),) * 2, c_void_p, c_void_p, *_ERROR)),
+    "moe_group_free": (None, (c_void_p,)),
+    "moe_group_bytes": (c_int64, (c_void_p,)),
+    "moe_group_run": (c_int32, (*_GROUP, c_int32, *_ERROR)),
+    "moe_group_ffn": (c_int32, (*_GROUP[:2], *_GROUP[3:], *_ERROR)),
 }
 
 
