@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from moe.expert.compute import Computation
+from moe.expert.packing import Computation, pack
 from moe.expert.probe import check_probes
 from moe.expert.weights import load_group, open_package
 from moe.models.convert import convert_checkpoint
@@ -19,10 +19,10 @@ def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     )
 
 
-@pytest.mark.parametrize("tile_rows", [None, 16])
-def test_all_experts_of_a_converted_family_answer_their_probes(converted, tile_rows):
+@pytest.mark.parametrize("computation", [Computation("native"), Computation("torch", deterministic=True)])
+def test_all_experts_of_a_converted_family_answer_their_probes(converted, computation):
     package = open_package(converted)
     weights = load_group(package, range(package.manifest.expert_count))
     seen: list[int] = []
-    check_probes(package, weights, Computation(tile_rows=tile_rows), lambda done, total: seen.append(total))
+    check_probes(package, pack(weights, computation), lambda done, total: seen.append(total))
     assert len(seen) == sum(package.manifest.moe_layers.values())

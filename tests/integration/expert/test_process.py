@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 from moe.api.expert.v1 import expert_pb2
-from moe.expert.compute import Computation, compute
+from moe.expert.compute import compute
+from moe.expert.packing import Computation, pack
 from moe.expert.weights import load_group, open_package
-from moe.kernels.ffn import DEFAULT_TILE_ROWS, ffn
+from moe.kernels.ffn import ffn
 from support.expert_double import work
 from support.expert_process import (
     ExpertProcess,
@@ -85,8 +86,15 @@ def test_its_metrics_page_shows_the_figures(expert):
 
 def test_it_describes_itself(expert):
     answer = expert.describe()
-    told = (answer.model, list(answer.experts), answer.kernel, answer.deterministic, answer.facts["dtype"])
-    assert told == ("tiny", [0, 1, 2, 3], "torch", False, "float32")
+    told = (answer.model, list(answer.experts), answer.deterministic, answer.facts["dtype"])
+    assert told == ("tiny", [0, 1, 2, 3], False, "float32")
+
+
+def test_it_tells_the_kernel_that_runs_why_and_what_it_keeps(expert):
+    answer = expert.describe()
+    assert answer.kernel in {"native", "torch"}
+    assert f"{answer.kernel} " in answer.facts["kernel_why"]
+    assert int(answer.facts["weights_bytes"]) > 0
 
 
 def test_its_log_tells_the_probes_progress(expert):
@@ -114,8 +122,8 @@ def test_a_deterministic_process_gives_a_row_the_bits_that_it_has_elsewhere_in_a
         with collect(running) as aggregator, dispatch(running) as router:
             router.send(request(rows, [(row, 2, 0.5) for row in range(21)]))
             there = partial_rows(aggregator.next())[20]
-    group = load_group(open_package(package), [2])
-    here = compute([work(rows[20:], [(0, 2, 0.5)])], group, Computation(tile_rows=DEFAULT_TILE_ROWS)).partials[0][0]
+    group = pack(load_group(open_package(package), [2]), Computation(deterministic=True))
+    here = compute([work(rows[20:], [(0, 2, 0.5)])], group).partials[0][0]
     assert torch.equal(there, here)
 
 

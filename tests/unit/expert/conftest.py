@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from moe.expert.packing import Computation, PackedWeights, pack
 from moe.expert.weights import GroupWeights, load_group, open_package
 from moe.models.package import Package
 from support.tiny_package import write_package
@@ -19,6 +20,12 @@ def package(package_path: Path) -> Package:
 
 
 @pytest.fixture(scope="session")
-def group(package: Package) -> GroupWeights:
+def mapped(package: Package) -> GroupWeights:
     """All experts of the tiny package in one group."""
     return load_group(package, [0, 1, 2, 3])
+
+
+@pytest.fixture(scope="session")
+def group(mapped: GroupWeights) -> PackedWeights:
+    """The same, packed by whatever kernel is the fastest."""
+    return pack(mapped, Computation())

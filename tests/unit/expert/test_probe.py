@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from moe.expert.compute import Computation
+from moe.expert.packing import Computation, pack
 from moe.expert.probe import check_probes
 from moe.expert.weights import load_group, open_package
 from moe.kernels.ffn import FfnSpec
@@ -17,41 +17,49 @@ SPECS = {
 }
 
 
+COMPUTATIONS = {
+    "auto": Computation(),
+    "native": Computation("native"),
+    "torch": Computation("torch"),
+    "torch in tiles": Computation("torch", deterministic=True),
+}
+
+
 def ignore(done: int, total: int) -> None:
     pass
 
 
-@pytest.mark.parametrize("tile_rows", [None, 16])
+@pytest.mark.parametrize("computation", COMPUTATIONS.values(), ids=COMPUTATIONS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_the_right_weights_pass_in_every_dtype(tmp_path, spec, dtype, tile_rows):
+def test_the_right_weights_pass_in_every_dtype(tmp_path, spec, dtype, computation):
     package = open_package(write_package(tmp_path / "tiny", spec=spec, dtype=dtype))
-    check_probes(package, load_group(package, [0, 3]), Computation(tile_rows=tile_rows), ignore)
+    check_probes(package, pack(load_group(package, [0, 3]), computation), ignore)
 
 
 def test_every_layer_and_expert_is_probed(package, group):
     seen = []
-    check_probes(package, group, Computation(), lambda done, total: seen.append((done, total)))
+    check_probes(package, group, lambda done, total: seen.append((done, total)))
     assert seen == [(done, 7) for done in range(1, 8)]
 
 
-def test_swapped_experts_are_refused_by_file_and_expert(package, group):
-    layer = dict(group.layers[2])
+def test_swapped_experts_are_refused_by_file_and_expert(package, mapped):
+    layer = dict(mapped.layers[2])
     layer[0], layer[1] = layer[1], layer[0]
-    swapped = replace(group, layers={**group.layers, 2: layer})
+    swapped = replace(mapped, layers={**mapped.layers, 2: layer})
     with pytest.raises(StartupError, match=r"expert-00000\.safetensors: expert 0 of layer 2 answers"):
-        check_probes(package, swapped, Computation(), ignore)
+        check_probes(package, pack(swapped, Computation()), ignore)
 
 
-def test_a_mis_scaled_weight_is_refused(package, group):
-    held = group.layers[0][3]
-    scaled = replace(group, layers={0: {3: replace(held, down=held.down * 1.01)}})
+def test_a_mis_scaled_weight_is_refused(package, mapped):
+    held = mapped.layers[0][3]
+    scaled = replace(mapped, layers={0: {3: replace(held, down=held.down * 1.01)}})
     with pytest.raises(StartupError, match="expert 3 of layer 0 answers"):
-        check_probes(package, scaled, Computation(), ignore)
+        check_probes(package, pack(scaled, Computation()), ignore)
 
 
-def test_gate_and_up_exchanged_are_refused(package, group):
-    held = group.layers[0][1]
-    turned = replace(group, layers={0: {1: replace(held, up=held.up.roll(held.inner, dims=0))}})
+def test_gate_and_up_exchanged_are_refused(package, mapped):
+    held = mapped.layers[0][1]
+    turned = replace(mapped, layers={0: {1: replace(held, up=held.up.roll(held.inner, dims=0))}})
     with pytest.raises(StartupError, match="expert 1 of layer 0 answers"):
-        check_probes(package, turned, Computation(), ignore)
+        check_probes(package, pack(turned, Computation()), ignore)

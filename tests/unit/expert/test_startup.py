@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from moe.expert.compute import Computation
+from moe.expert.packing import Computation
 from moe.expert.startup import Startup, StoppedError
 
 
@@ -22,7 +22,10 @@ def test_it_gives_the_groups_weights(startup):
 def test_it_logs_the_last_of_each_steps(startup, caplog):
     caplog.set_level(logging.INFO, logger="moe.expert")
     startup.run(threads=1)
-    assert caplog.messages == ["checked the files of 2 of 2 experts", "probed 3 of 3 weights (layer, expert)"]
+    checked, packed, probed = caplog.messages
+    assert checked == "checked the files of 2 of 2 experts"
+    assert probed == "probed 3 of 3 weights (layer, expert)"
+    assert packed.startswith("kernel ")
 
 
 def test_stopped_it_ends_at_its_next_step(startup):

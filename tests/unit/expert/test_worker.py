@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from moe.expert.compute import Computation, compute
+from moe.expert.compute import compute
 from moe.expert.counters import Counters
 from moe.expert.worker import Worker
 from moe.wire.port import ExpertWire
@@ -27,7 +27,7 @@ def counters() -> Counters:
 
 
 def make_worker(wire: ExpertWire, counters: Counters) -> Worker:
-    return Worker(wire, Computation(), counters, on_death=lambda error: None)
+    return Worker(wire, counters, on_death=lambda error: None)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_batch_is_answered_with_a_partial_for_each_item(wire, worker, group):
     wire.put(*items)
     answer(wire)
     partials = wire.finished[0][1]
-    assert all(map(torch.equal, partials, compute(items, group, Computation()).partials))
+    assert all(map(torch.equal, partials, compute(items, group).partials))
 
 
 def test_a_batch_that_fails_is_answered_and_the_next_one_computed(wire, worker):
@@ -99,7 +99,7 @@ def test_a_broken_wire_ends_the_thread_and_says_so(group, counters):
     deaths: queue.Queue[BaseException] = queue.Queue()
     broken = InMemoryExpertWire()
     broken.next_batch = lambda timeout_s: 1 / 0
-    Worker(broken, Computation(), counters, deaths.put).start(group)
+    Worker(broken, counters, deaths.put).start(group)
     assert isinstance(deaths.get(timeout=WAIT_S), ZeroDivisionError)
 
 

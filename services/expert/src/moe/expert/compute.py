@@ -1,43 +1,19 @@
 """What a group makes of a batch: each item's weighted partial sums. Pure: tensors in, tensors out.
 
-The rows of all items go through an expert together, one pass over its weights for all routers; then every item's slots
-are weighed and summed apart, in the order that its router sent them.
+The rows of all items go through the experts together, one pass over the weights for all routers. Items differ in dtypes
+only where routers are set differently; those of one kind go together, as the dtypes decide where products round.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import torch
-from moe.expert.weights import GroupWeights
-from moe.kernels.ffn import AUTO, ExpertWeights, ffn
-from moe.kernels.permute import SlotGroups, group_slots
-from moe.kernels.slot_sum import slot_sum
+from moe.expert.packing import PackedWeights
+from moe.kernels.group_ffn import PackedGroup
 from moe.wire.port import WorkItem
 from torch import Tensor
-
-
-@dataclass(frozen=True)
-class Computation:
-    """How rows are computed. backend: of the feed-forward kernel; tile_rows: fixed shape of a call, None for any."""
-
-    backend: str = AUTO
-    tile_rows: int | None = None
-
-    def expert(self, rows: Tensor, weights: GroupWeights, layer: int, expert: int) -> Tensor:
-        """Rows [n, hidden] through one expert; [n, hidden] in the weights' dtype."""
-        held: ExpertWeights = weights.layers[layer][expert]
-        return ffn(rows, held, weights.spec, backend=self.backend, tile_rows=self.tile_rows)
-
-
-@dataclass(frozen=True, eq=False)
-class Joined:
-    """The rows and slots of several items one after the other. slot_starts: where each item's slots begin; the end."""
-
-    rows: Tensor
-    slot_rows: Tensor
-    slot_experts: Tensor
-    slot_starts: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,43 +24,31 @@ class Result:
     slots: dict[int, int]
 
 
-def compute(items: Sequence[WorkItem], weights: GroupWeights, computation: Computation) -> Result:
+def compute(items: Sequence[WorkItem], weights: PackedWeights) -> Result:
     """The partials of the items, which are of one layer. KeyError for an expert or layer that is not held."""
-    joined = _join(items)
-    groups = group_slots(joined.slot_experts)
-    outputs = _outputs(joined, groups, weights, computation, items[0].layer)
-    partials = tuple(
-        slot_sum(outputs[start:end], item.slot_rows, item.slot_weights, len(item.rows), item.partial_dtype)
-        for item, (start, end) in zip(items, pairwise(joined.slot_starts), strict=True)
-    )
-    return Result(partials, {expert: len(places) for expert, places in groups})
+    group = weights.layers[items[0].layer]
+    kinds: dict[tuple[torch.dtype, ...], list[int]] = {}
+    for place, item in enumerate(items):
+        kinds.setdefault((item.rows.dtype, item.slot_weights.dtype, item.partial_dtype), []).append(place)
+    partials: dict[int, Tensor] = {}
+    for places in kinds.values():
+        partials.update(zip(places, _joined(group, [items[place] for place in places]), strict=True))
+    slots = Counter(expert for item in items for expert in item.slot_experts.tolist())
+    return Result(tuple(partials[place] for place in range(len(items))), dict(slots))
 
 
-def _outputs(joined: Joined, groups: SlotGroups, weights: GroupWeights, computation: Computation, layer: int) -> Tensor:
-    """What each slot's expert makes of its row, [slots, hidden]."""
-    if len(groups.experts) == 1:
-        return computation.expert(_gather(joined.rows, joined.slot_rows), weights, layer, groups.experts[0])
-    outputs = joined.rows.new_empty(len(joined.slot_experts), weights.hidden, dtype=weights.dtype)
-    for expert, places in groups:
-        rows = _gather(joined.rows, joined.slot_rows.index_select(0, places))
-        outputs.index_copy_(0, places, computation.expert(rows, weights, layer, expert))
-    return outputs
-
-
-def _gather(rows: Tensor, index: Tensor) -> Tensor:
-    """The rows of an index; without a copy when it names each in order, as when every row goes to the expert."""
-    every = len(index) == len(rows) and torch.equal(index, torch.arange(len(rows), dtype=index.dtype))
-    return rows if every else rows.index_select(0, index)
-
-
-def _join(items: Sequence[WorkItem]) -> Joined:
-    row_starts = (0, *accumulate(len(item.rows) for item in items))
-    slot_starts = (0, *accumulate(len(item.slot_rows) for item in items))
+def _joined(group: PackedGroup, items: list[WorkItem]) -> Sequence[Tensor]:
+    """Items of the same dtypes in one call."""
     if len(items) == 1:
-        return Joined(items[0].rows, items[0].slot_rows, items[0].slot_experts, slot_starts)
-    return Joined(
+        item = items[0]
+        return [group(item.rows, item.slot_rows, item.slot_experts, item.slot_weights, item.partial_dtype)]
+    counts = [len(item.rows) for item in items]
+    starts = (0, *accumulate(counts))
+    partial = group(
         torch.cat([item.rows for item in items]),
-        torch.cat([item.slot_rows + start for item, start in zip(items, row_starts, strict=False)]),
+        torch.cat([item.slot_rows + start for item, start in zip(items, starts, strict=False)]),
         torch.cat([item.slot_experts for item in items]),
-        slot_starts,
+        torch.cat([item.slot_weights for item in items]),
+        items[0].partial_dtype,
     )
+    return torch.split(partial, counts)

@@ -8,16 +8,13 @@ import asyncio
 
 from moe.api.control.v1 import control_pb2
 from moe.api.expert.v1 import expert_pb2
-from moe.expert.compute import Computation
 from moe.expert.counters import Counters
+from moe.expert.packing import Computation, PackedWeights
 from moe.expert.settings import ExpertSettings
 from moe.expert.startup import Startup, StoppedError
 from moe.expert.weights import distinct, held_layers, open_package, wanted_dtype
 from moe.expert.worker import Worker
-from moe.kernels.ffn import DEFAULT_TILE_ROWS, backends
-from moe.kernels.registry import UnknownBackendError
 from moe.models.package import Package
-from moe.runtime.errors import StartupError
 from moe.runtime.lifecycle import Lifecycle
 from moe.runtime.process import new_instance_id
 from moe.runtime.server import Service
@@ -37,13 +34,15 @@ class ExpertProcess:
         self._settings = settings
         self._package = open_package(settings.package)
         self._experts = distinct(self._package, settings.experts)
-        self._computation = _computation(settings)
+        self._computation = Computation(settings.kernel, settings.deterministic)
+        self._computation.check()
+        self._packed: PackedWeights | None = None
         self._counters = Counters()
         self._instance = new_instance_id()
         self._lifecycle = Lifecycle()
         wire_settings = WireSettings(max_message_bytes=settings.server.max_message_bytes)
         self._wire = ExpertServer(_limits(settings, self._package), self._instance, wire_settings)
-        self._worker = Worker(self._wire, self._computation, self._counters, self._lifecycle.fail, settings.threads)
+        self._worker = Worker(self._wire, self._counters, self._lifecycle.fail, settings.threads)
         self._startup = Startup(self._package, self._experts, settings.dtype, self._computation)
 
     def service(self) -> Service:
@@ -66,6 +65,7 @@ class ExpertProcess:
             weights = await asyncio.to_thread(self._startup.run, self._settings.threads)
         except StoppedError:
             return
+        self._packed = weights
         if not self._lifecycle.draining:
             self._worker.start(weights)
 
@@ -86,6 +86,8 @@ class ExpertProcess:
             "threads": str(settings.threads),
             "layers": str(len(held_layers(self._package, self._experts))),
         }
+        if self._packed is not None:
+            facts |= {"kernel_why": self._packed.kernel_why, "weights_bytes": str(self._packed.bytes)}
         return control_pb2.DescribeResponse(
             role=control_pb2.ROLE_EXPERT,
             name=settings.name,
@@ -93,7 +95,7 @@ class ExpertProcess:
             manifest_sha256=self._package.manifest_sha256,
             experts=self._experts,
             wire=self._wire.name,
-            kernel=self._computation.backend,
+            kernel=self._packed.kernel if self._packed else self._computation.backend,
             deterministic=settings.deterministic,
             facts=facts,
         )
@@ -104,14 +106,6 @@ class ExpertProcess:
             name=self._settings.name,
             expert=self._counters.message(self._wire.stats()),
         )
-
-
-def _computation(settings: ExpertSettings) -> Computation:
-    try:
-        backend = backends.resolve(settings.kernel)
-    except UnknownBackendError as error:
-        raise StartupError(f"kernel: {error}") from error
-    return Computation(backend, DEFAULT_TILE_ROWS if settings.deterministic else None)
 
 
 def _limits(settings: ExpertSettings, package: Package) -> ExpertLimits:

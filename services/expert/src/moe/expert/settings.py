@@ -24,7 +24,10 @@ class ExpertSettings:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto", help="What to compute in; auto is the package's own and the only one that needs no copy of the weights."
     )
-    kernel: str = setting("auto", help="Back end of the feed-forward kernel: auto, torch, or reference (slow).")
+    kernel: str = setting(
+        "auto",
+        help="Back end of the experts' kernel: native (C++), torch, reference (slow); auto: the fastest here.",
+    )
     deterministic: bool = setting(
         False, help="Compute in tiles of one fixed shape, so that a row's bits don't depend on the others; slower."
     )

@@ -1,4 +1,4 @@
-"""What a process does between opening its port and READY: load, check and probe its weights, saying how far it is.
+"""What a process does between opening its port and READY: load, check, pack, probe its weights, saying how far it is.
 
 It runs in a thread beside the server's loop, so that health answers NOT_SERVING meanwhile, and stops between two steps
 when the process is told to end.
@@ -8,9 +8,9 @@ import logging
 import threading
 import time
 
-from moe.expert.compute import Computation
+from moe.expert.packing import Computation, PackedWeights, pack
 from moe.expert.probe import check_probes
-from moe.expert.weights import GroupWeights, Progress, load_group
+from moe.expert.weights import Progress, load_group
 from moe.models.package import Package
 from moe.runtime.process import set_threads, settle_memory
 
@@ -33,15 +33,17 @@ class Startup:
         self._computation = computation
         self._stopped = threading.Event()
 
-    def run(self, threads: int) -> GroupWeights:
-        """The weights, checked and probed. Raises StartupError for a bad package, StoppedError after `stop`."""
+    def run(self, threads: int) -> PackedWeights:
+        """The weights, checked, packed and probed. Raises StartupError for a bad package, StoppedError after `stop`."""
         set_threads(threads)
-        weights = load_group(
-            self._package, self._experts, self._dtype, self._reporter("checked the files of", "experts")
+        # The mapped weights are named nowhere, so that their files are given back once they are packed.
+        packed = pack(
+            load_group(self._package, self._experts, self._dtype, self._reporter("checked the files of", "experts")),
+            self._computation,
         )
-        check_probes(self._package, weights, self._computation, self._reporter("probed", "weights (layer, expert)"))
+        check_probes(self._package, packed, self._reporter("probed", "weights (layer, expert)"))
         settle_memory()
-        return weights
+        return packed
 
     def stop(self) -> None:
         """Has `run` raise StoppedError at its next step."""

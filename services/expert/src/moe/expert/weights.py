@@ -24,18 +24,16 @@ PARTS = ("up", "down", "up_bias", "down_bias")
 
 @dataclass(frozen=True, eq=False)
 class GroupWeights:
-    """What a group computes with. layers: layer -> expert id -> its weights, in `dtype`; hidden: columns of a row."""
+    """A group's weights as they lie in its files.
+
+    layers: layer -> expert id -> its weights, in `dtype`; hidden: columns of a row.
+    """
 
     experts: tuple[int, ...]
     spec: FfnSpec
     dtype: torch.dtype
     hidden: int
     layers: Mapping[int, Mapping[int, ExpertWeights]]
-
-    @property
-    def pairs(self) -> tuple[tuple[int, int], ...]:
-        """Every (layer, expert) that is held, ascending."""
-        return tuple((layer, expert) for layer, held in sorted(self.layers.items()) for expert in sorted(held))
 
     def experts_by_layer(self) -> dict[int, frozenset[int]]:
         """The ids that are held in each layer."""

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 
 import torch
-from moe.expert.compute import Computation, compute
+from moe.expert.compute import compute
 from moe.expert.counters import Counters
-from moe.expert.weights import GroupWeights
+from moe.expert.packing import PackedWeights
 from moe.runtime.process import set_threads
 from moe.wire.port import Batch, ExpertWire
 
@@ -30,18 +30,15 @@ class Worker:
     on_death: called, in that thread, with what ended it against its will: a broken wire, not a failed batch.
     """
 
-    def __init__(
-        self, wire: ExpertWire, computation: Computation, counters: Counters, on_death: OnDeath, threads: int = 1
-    ) -> None:
+    def __init__(self, wire: ExpertWire, counters: Counters, on_death: OnDeath, threads: int = 1) -> None:
         self._wire = wire
-        self._computation = computation
         self._counters = counters
         self._on_death = on_death
         self._threads = threads
         self._draining = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self, weights: GroupWeights) -> None:
+    def start(self, weights: PackedWeights) -> None:
         """Begins to compute with these weights."""
         self._thread = threading.Thread(target=self._run, args=(weights,), name="moe-expert-compute", daemon=True)
         self._thread.start()
@@ -64,7 +61,7 @@ class Worker:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _run(self, weights: GroupWeights) -> None:
+    def _run(self, weights: PackedWeights) -> None:
         try:
             # torch keeps the count of threads and the inference mode by thread.
             set_threads(self._threads)
@@ -74,7 +71,7 @@ class Worker:
         except BaseException as error:
             self._on_death(error)
 
-    def _serve_one(self, weights: GroupWeights) -> bool:
+    def _serve_one(self, weights: PackedWeights) -> bool:
         # Read before the queue is looked at: an empty queue means the end only if it was closed by then.
         draining = self._draining.is_set()
         batch = self._wire.next_batch(0 if draining else POLL_S)
@@ -87,9 +84,9 @@ class Worker:
             self._answer_failed(batch, f"computing layer {batch.layer} failed: {type(error).__name__}: {error}")
         return True
 
-    def _compute(self, batch: Batch, weights: GroupWeights) -> None:
+    def _compute(self, batch: Batch, weights: PackedWeights) -> None:
         start = time.monotonic()
-        result = compute(batch.items, weights, self._computation)
+        result = compute(batch.items, weights)
         rows = sum(len(item.rows) for item in batch.items)
         self._counters.computed(rows, result.slots, time.monotonic() - start)
         self._wire.finish(batch, result.partials)
