@@ -4,9 +4,9 @@ The router knows these types and nothing of transformers. Rows are tokens of sev
 other; a sequence's keys and values live in a slot that the scheduler hands out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -47,6 +47,16 @@ class Experts(Protocol):
         PackedBatch (a forward may hold a part of the batch, and a family may send a row k times).
         Called from the thread that runs `Backbone.step`, in layer order.
         """
+
+
+@runtime_checkable
+class OverlappingExperts(Protocol):
+    """Experts elsewhere, during whose work the caller has time."""
+
+    def overlap(
+        self, layer: int, hidden: Tensor, index: Tensor, weights: Tensor, rows: Tensor, meanwhile: Callable[[], None]
+    ) -> Tensor:
+        """As `Experts`; calls `meanwhile` at most once, when the rows are on their way. Its errors pass through."""
 
 
 @dataclass(frozen=True)

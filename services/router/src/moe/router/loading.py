@@ -30,13 +30,17 @@ _ENVELOPE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A package's model, ready to step. deterministic_cost: what that mode costs it, for people; empty without it."""
+    """A package's model, ready to step. deterministic_cost: what that mode costs it, for people; empty without it.
+
+    linears: what its linear layers compute with, for people.
+    """
 
     backbone: Backbone
     tokenizer: Tokenizer | None
     limits: RequestLimits
     schedule: ScheduleLimits
     deterministic_cost: str
+    linears: str
 
 
 def open_package(settings: RouterSettings) -> Package:
@@ -54,7 +58,10 @@ def load_model(package: Package, settings: RouterSettings) -> LoadedModel:
     """
     try:
         backbone = load_backbone(
-            package, dtype=_DTYPES.get(settings.dtype, "auto"), deterministic=settings.deterministic
+            package,
+            dtype=_DTYPES.get(settings.dtype, "auto"),
+            deterministic=settings.deterministic,
+            linear_kernel=settings.linear_kernel,
         )
         tokenizer = load_tokenizer(package)
         limits = request_limits(package, backbone, settings.scheduling)
@@ -66,7 +73,8 @@ def load_model(package: Package, settings: RouterSettings) -> LoadedModel:
     except ModelsError as error:
         raise StartupError(str(error)) from error
     settle_memory()
-    return LoadedModel(backbone, tokenizer, limits, schedule_limits(settings.scheduling, limits.max_context), cost)
+    schedule = schedule_limits(settings.scheduling, limits.max_context)
+    return LoadedModel(backbone, tokenizer, limits, schedule, cost, backbone.linears.words())
 
 
 def _cost_in_words(ratios: Mapping[int, float]) -> str:

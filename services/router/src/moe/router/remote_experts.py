@@ -29,6 +29,18 @@ class RemoteExperts:
 
     def __call__(self, layer: int, hidden: Tensor, index: Tensor, weights: Tensor, rows: Tensor) -> Tensor:
         """See moe.models.contract.Experts. Raises Abandoned when the rest of the step is for nobody."""
+        return self.overlap(layer, hidden, index, weights, rows, None)
+
+    def overlap(
+        self,
+        layer: int,
+        hidden: Tensor,
+        index: Tensor,
+        weights: Tensor,
+        rows: Tensor,
+        meanwhile: Callable[[], None] | None,
+    ) -> Tensor:
+        """See moe.models.contract.OverlappingExperts. Raises Abandoned as a call does."""
         ledger = self._ledger
         if ledger is None:
             raise RuntimeError("experts were asked outside a step")
@@ -42,7 +54,7 @@ class RemoteExperts:
         self._counter.note(index.numpy(), owners, experts)
         if not parts:
             return torch.zeros_like(hidden)
-        result = self._caller.run(layer, hidden, parts, fleet, self._abandoned)
+        result = self._caller.run(layer, hidden, parts, fleet, self._abandoned, meanwhile)
         if result.troubles:
             ledger.apply(owners, result)
         return result.rows

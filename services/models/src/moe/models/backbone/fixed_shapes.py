@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from moe.models.backbone.linears import PackedWeight
 from moe.models.backbone.tiles import in_vectors, tiled_linear
 from moe.models.seams.errors import UnsupportedBackboneError
 from torch import Tensor
@@ -47,6 +48,15 @@ class FixedShapes(TorchFunctionMode):
         finally:
             self._paused = before
 
+    @contextmanager
+    def resume(self) -> Iterator[None]:
+        """Ends a pause for a while."""
+        before, self._paused = self._paused, False
+        try:
+            yield
+        finally:
+            self._paused = before
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -55,6 +65,8 @@ class FixedShapes(TorchFunctionMode):
         if self._paused:
             return func(*args, **kwargs)
         if func is F.linear:
+            if isinstance(args[1], PackedWeight) and args[1].layer.batch_invariant:
+                return func(*args, **kwargs)
             return tiled_linear(*args, **kwargs)
         if func in ELEMENTWISE:
             return in_vectors(partial(_swapped, func, args[1:], kwargs), args[0])

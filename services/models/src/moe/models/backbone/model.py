@@ -11,6 +11,7 @@ from moe.models.backbone.facts import read_facts
 from moe.models.backbone.fixed_shapes import FixedShapes
 from moe.models.backbone.geometry import Geometry
 from moe.models.backbone.latent import LatentProjection
+from moe.models.backbone.linears import LinearKernel, LinearReport, pack_linears
 from moe.models.backbone.load import backbone_directory, load_without_experts
 from moe.models.backbone.recurrent import find_recurrent, wrap_recurrent
 from moe.models.backbone.segments import PackedRows, check_batch
@@ -23,6 +24,7 @@ from moe.models.seams.attention import PACKED_ATTENTION
 from moe.models.seams.errors import StepError
 from moe.models.seams.experts import ExpertsSeam, connect_experts
 from moe.models.seams.gates import ExpertMask, Gate, connect_gates, find_gates
+from moe.models.seams.shared import connect_shared
 from torch import Tensor
 from torch.nn import functional
 
@@ -30,13 +32,15 @@ from torch.nn import functional
 class TransformersBackbone:
     """A `Backbone` (see `moe.models.contract`) over a model of Hugging Face transformers.
 
-    Not thread-safe: one thread steps. gates: layer -> gate, whose `patches` may be changed between steps.
+    Not thread-safe: one thread steps. gates: layer -> gate, whose `patches` may be changed between steps. linears: what
+    the linear layers run.
     """
 
-    def __init__(self, model: Any, *, deterministic: bool) -> None:
+    def __init__(self, model: Any, *, deterministic: bool, linear_kernel: LinearKernel = "auto") -> None:
         self._model, self._deterministic = model, deterministic
         self._mode = FixedShapes() if deterministic else None
-        self._seam = ExpertsSeam(self._mode.pause if self._mode else nullcontext)
+        outside, inside = (self._mode.pause, self._mode.resume) if self._mode else (nullcontext, nullcontext)
+        self._seam = ExpertsSeam(outside, inside)
         counts = connect_experts(model, self._seam)
         self.gates: dict[int, Gate] = find_gates(model)
         connect_gates(self.gates)
@@ -45,6 +49,8 @@ class TransformersBackbone:
         self.geometry: Geometry = self._survey(facts.layers, facts.max_context)
         self._latents = {layer: LatentProjection(module) for layer, module in find_latent(model).items()}
         self._connect_layers()
+        self._seam.shared = connect_shared(model)
+        self.linears: LinearReport = self._pack_linears(linear_kernel)
         self.info: BackboneInfo = facts.info(
             topk=max(gate.topk for gate in self.gates.values()),
             moe_layers=counts,
@@ -142,6 +148,15 @@ class TransformersBackbone:
         finally:
             self._seam.end()
 
+    def _pack_linears(self, kernel: LinearKernel) -> LinearReport:
+        return pack_linears(
+            self._model,
+            [gate.module for gate in self.gates.values()],
+            [module.kv_b_proj for module in find_latent(self._model).values()],
+            kernel=kernel,
+            deterministic=self._deterministic,
+        )
+
     def _connect_layers(self) -> None:
         for module in find_latent(self._model).values():
             # The cache holds the latents; packed attention expands or absorbs them itself.
@@ -152,12 +167,17 @@ class TransformersBackbone:
 
 
 def load_backbone(
-    package: Path | Package, *, dtype: torch.dtype | Literal["auto"] = "auto", deterministic: bool = False
+    package: Path | Package,
+    *,
+    dtype: torch.dtype | Literal["auto"] = "auto",
+    deterministic: bool = False,
+    linear_kernel: LinearKernel = "auto",
 ) -> TransformersBackbone:
     """Loads the backbone of a model package (or of a Hugging Face directory) without ever reading expert tensors.
 
     dtype auto is the checkpoint's own. deterministic: a row's bits depend neither on the batch nor on chunking.
+    linear_kernel: what linear layers compute with, see moe.models.backbone.linears.
     Raises UnsupportedBackboneError with the reason, BackboneWeightsError naming tensors, PackageError.
     """
     model = load_without_experts(backbone_directory(package), None if dtype == "auto" else dtype)
-    return TransformersBackbone(model, deterministic=deterministic)
+    return TransformersBackbone(model, deterministic=deterministic, linear_kernel=linear_kernel)

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from moe.models.contract import Experts
+from moe.models.contract import Experts, OverlappingExperts
 from moe.models.seams.errors import BackboneError, UnsupportedBackboneError
 from moe.models.seams.experts_discovery import find_experts
+from moe.models.seams.shared import SharedExpert
 from torch import Tensor, nn
 from transformers.integrations.moe import ExpertsInterface
 
@@ -51,43 +52,67 @@ def strip_experts(model: nn.Module) -> None:
 class ExpertsSeam:
     """Carries one step's callback to the modules.
 
-    outside: what to enter while the callback runs. dead: layer -> bool [experts + 1], slots that are dropped.
+    outside: what to enter while the callback runs, inside: what while it lets the model compute something. dead:
+    layer -> bool [experts + 1], slots that are dropped. shared: layer -> the shared expert that runs meanwhile.
     """
 
     outside: Callable[[], AbstractContextManager[None]] = nullcontext
+    inside: Callable[[], AbstractContextManager[None]] = nullcontext
     dead: dict[int, Tensor] = field(default_factory=dict)
+    shared: dict[int, SharedExpert] = field(default_factory=dict)
     _experts: Experts | None = None
+    _overlapping: OverlappingExperts | None = None
     _rows: StepRows | None = None
 
     def begin(self, experts: Experts, rows: StepRows) -> None:
         """Opens a step."""
         self._experts, self._rows = experts, rows
+        self._overlapping = experts if isinstance(experts, OverlappingExperts) else None
 
     def end(self) -> None:
         """Closes it, whatever happened."""
-        self._experts = self._rows = None
+        self._experts = self._rows = self._overlapping = None
+        for shared in self.shared.values():
+            shared.clear()
 
     def call(self, layer: int, count: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         """One layer's call: hidden [padded, hidden], index and weights [padded, k]; gives [padded, hidden]."""
         experts, rows = self._step()
         real = hidden[: rows.count]
-        result = self._ask(experts, layer, count, real, index[: rows.count], weights[: rows.count], rows.indices)
+        shared = self.shared.get(layer)
+        meanwhile = None
+        if shared is not None:
+            shared.begin(hidden)
+            meanwhile = shared.compute
+        asked = _Asked(layer, count, real, index[: rows.count], weights[: rows.count], rows.indices)
+        result = self._ask(experts, asked, meanwhile)
         if hidden.shape[0] == rows.count:
             return result
         padded = torch.zeros_like(hidden)
         padded[: rows.count] = result
         return padded
 
-    def call_scaled(self, layer: int, count: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        """The same for families whose experts see weight * input: sends every row k times, with weight one."""
+    def call_scaled(
+        self,
+        layer: int,
+        count: int,
+        hidden: Tensor,
+        index: Tensor,
+        weights: Tensor,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """The same for families whose experts see weight * input: sends every row k times, with weight one.
+
+        meanwhile: called once, while the rows are on their way.
+        """
         experts, rows = self._step()
         k = index.shape[1]
         real = hidden[: rows.count]
         scaled = (real[:, None] * weights[: rows.count, :, None]).flatten(0, 1)
         ones = torch.ones_like(scaled[:, :1])
-        asked = index[: rows.count].reshape(-1, 1)
+        choice = index[: rows.count].reshape(-1, 1)
         sources = rows.indices if k == 1 else rows.indices.repeat_interleave(k)
-        answers = self._ask(experts, layer, count, scaled, asked, ones, sources)
+        answers = self._ask(experts, _Asked(layer, count, scaled, choice, ones, sources), meanwhile)
         result = torch.zeros_like(hidden)
         result[: rows.count] = answers.view(rows.count, k, -1).sum(1) if k > 1 else answers
         return result
@@ -97,28 +122,51 @@ class ExpertsSeam:
             raise BackboneError("experts: asked outside a step")
         return self._experts, self._rows
 
-    def _ask(
-        self,
-        experts: Experts,
-        layer: int,
-        count: int,
-        hidden: Tensor,
-        index: Tensor,
-        weights: Tensor,
-        rows: Tensor,
-    ) -> Tensor:
-        index = index.to(torch.int64)
+    def _ask(self, experts: Experts, asked: "_Asked", meanwhile: Callable[[], None] | None) -> Tensor:
+        layer, count, hidden = asked.layer, asked.count, asked.hidden
+        index = asked.index.to(torch.int64)
         dead = self.dead.get(layer)
         if dead is not None:
             index = torch.where(dead[index.clamp_max(count)], count, index)
+        inside = None if meanwhile is None else _Within(self.inside, meanwhile)
         with self.outside():
-            answer = experts(layer, hidden, index, weights, rows)
+            if inside is None or self._overlapping is None:
+                answer = experts(layer, hidden, index, asked.weights, asked.rows)
+            else:
+                answer = self._overlapping.overlap(layer, hidden, index, asked.weights, asked.rows, inside)
+            if inside is not None and not inside.done:
+                inside()
         if answer.shape != hidden.shape or answer.dtype != hidden.dtype:
             raise BackboneError(
                 f"experts: layer {layer} answered {answer.dtype} {tuple(answer.shape)}; "
                 f"want {hidden.dtype} {tuple(hidden.shape)}"
             )
         return answer
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What a layer's experts are asked; count: of its experts. See moe.models.contract.Experts."""
+
+    layer: int
+    count: int
+    hidden: Tensor
+    index: Tensor
+    weights: Tensor
+    rows: Tensor
+
+
+class _Within:
+    """Runs something once, inside a context. done: whether it has been begun."""
+
+    def __init__(self, inside: Callable[[], AbstractContextManager[None]], meanwhile: Callable[[], None]) -> None:
+        self._inside, self._meanwhile = inside, meanwhile
+        self.done = False
+
+    def __call__(self) -> None:
+        self.done = True
+        with self._inside():
+            self._meanwhile()
 
 
 def remote_experts(self: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
@@ -150,23 +198,22 @@ def connect_experts(model: Any, seam: ExpertsSeam) -> dict[int, int]:
     return {layer: experts.count for layer, experts in found.items()}
 
 
-def _bound(call: Callable[..., Tensor], layer: int, count: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    def bound(hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        return call(layer, count, hidden, index, weights)
+def _bound(call: Callable[..., Tensor], layer: int, count: int) -> Callable[..., Tensor]:
+    def bound(hidden: Tensor, index: Tensor, weights: Tensor, *meanwhile: Callable[[], None]) -> Tensor:
+        return call(layer, count, hidden, index, weights, *meanwhile)
 
     return bound
 
 
-def _scaled_input_forward(
-    block: Any, call: Callable[[Tensor, Tensor, Tensor], Tensor]
-) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Llama 4's block: its router's choice, its shared expert, and the routed experts over the seam."""
+def _scaled_input_forward(block: Any, call: Callable[..., Tensor]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Llama 4's block: its router's choice, and its shared expert while the routed ones work over the seam."""
 
     def forward(hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         hidden = hidden_states.reshape(-1, hidden_states.shape[-1])
         scores, logits = block.router(hidden)
         index = torch.topk(logits, block.top_k, dim=1)[1]
-        result = block.shared_expert(hidden) + call(hidden, index, scores.gather(1, index))
-        return result, logits
+        shared: list[Tensor] = []
+        routed = call(hidden, index, scores.gather(1, index), lambda: shared.append(block.shared_expert(hidden)))
+        return shared[0] + routed, logits
 
     return forward

@@ -1,0 +1,144 @@
+"""Packs a backbone's linear layers: their products run in moe.kernels.linear, their own weights are given up.
+
+Layers of the class nn.Linear get a packed forward. A gate, whose class multiplies by its weight in a forward of its
+own, gets a weight that computes the product packed when it is handed to F.linear. A weight that is read elsewhere too
+(a tied embedding looks its rows up) stays resident beside its packed copy; the report says how much that is.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from moe.kernels.linear import AUTO, PackedLinear, backends
+from moe.kernels.registry import UnavailableBackendError
+from moe.models.seams.errors import UnsupportedBackboneError
+from torch import Tensor, nn
+
+logger = logging.getLogger(__name__)
+
+LinearKernel = Literal["auto", "torch", "native"]
+"""auto: measured at load, but torch for float32, whose products it computes at memory speed and with the library's
+own bits; in deterministic mode the one that is batch-invariant, where it can run."""
+
+NATIVE = "native"
+TORCH = "torch"
+
+
+@dataclass
+class LinearReport:
+    """What the layers run. layers: kernel -> how many. packed_bytes: resident in packed form; of them twice_bytes are
+    of weights that stay in their own form, too. invariant: whether every product's row depends on the row alone. why:
+    a word on the choice where there is one."""
+
+    layers: Counter[str] = field(default_factory=Counter)
+    packed_bytes: int = 0
+    twice_bytes: int = 0
+    why: str = ""
+
+    @property
+    def invariant(self) -> bool:
+        """Whether no layer is left to a kernel that looks at the number of rows."""
+        return bool(self.layers) and set(self.layers) <= backends.batch_invariant
+
+    def words(self) -> str:
+        """For people: `native (211 layers, 257.1 MiB packed)`."""
+        kinds = ", ".join(f"{kernel} ({count} layers)" for kernel, count in self.layers.most_common())
+        packed = f", {self.packed_bytes / 2**20:.1f} MiB packed" if self.packed_bytes else ""
+        twice = f", {self.twice_bytes / 2**20:.1f} MiB of them beside a tied table" if self.twice_bytes else ""
+        return kinds + packed + twice + (f"; {self.why}" if self.why else "")
+
+
+class PackedWeight(Tensor):
+    """A weight whose product is packed: F.linear by it runs `layer`, everything else sees the plain tensor."""
+
+    layer: PackedLinear
+
+    @staticmethod
+    def of(weight: Tensor, layer: PackedLinear) -> "PackedWeight":
+        """The weight [out, in] with its packed layer."""
+        made = weight.detach().as_subclass(PackedWeight)
+        made.layer = layer
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Called by torch for every function that gets such a weight."""
+        if func is F.linear and not kwargs and isinstance(args[1], cls) and not isinstance(args[0], cls):
+            product = args[1].layer(args[0])
+            return product if len(args) < 3 or args[2] is None else product + args[2]
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def pack_linears(
+    model: nn.Module,
+    gates: Collection[nn.Module],
+    spared: Collection[nn.Module],
+    *,
+    kernel: LinearKernel,
+    deterministic: bool,
+) -> LinearReport:
+    """Packs every linear layer and gate of a model that a packing kernel is taken for.
+
+    gates: modules that multiply by their `weight`. spared: layers whose weight is used otherwise. deterministic: only
+    batch-invariant kernels are taken. Raises UnsupportedBackboneError when the named kernel can't run here.
+    """
+    report = LinearReport()
+    wanted = _wanted(kernel, deterministic, report)
+    shared = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    for module in model.modules():
+        plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+        if not (plain or module in gates):
+            continue
+        exact = wanted == AUTO and module.weight.dtype == torch.float32
+        if wanted == TORCH or exact or module in spared:
+            report.layers[TORCH] += module not in spared
+            continue
+        layer = _packed(module, wanted, plain=plain)
+        report.layers[layer.backend] += 1
+        if layer.backend == TORCH:
+            continue
+        report.packed_bytes += layer.bytes
+        if plain:
+            report.twice_bytes += layer.bytes if id(module.weight) in shared else 0
+            _replace(module, layer, shared)
+        else:
+            _replace_weight(module, layer)
+    logger.info("linear layers: %s", report.words())
+    return report
+
+
+def _wanted(kernel: LinearKernel, deterministic: bool, report: LinearReport) -> str:
+    if kernel != AUTO:
+        return kernel
+    if not deterministic:
+        return AUTO
+    why = backends.why_not(NATIVE)
+    report.why = "deterministic" if why is None else f"deterministic, in tiles, as {NATIVE} can't run here: {why}"
+    return NATIVE if why is None else TORCH
+
+
+def _packed(module: Any, backend: str, *, plain: bool) -> PackedLinear:
+    try:
+        return PackedLinear(module.weight.detach(), module.bias if plain else None, backend=backend)
+    except UnavailableBackendError as error:
+        raise UnsupportedBackboneError(f"linear kernel {backend} (--linear-kernel): {error}") from error
+
+
+def _replace(module: Any, layer: PackedLinear, shared: Collection[int]) -> None:
+    """Gives the layer its packed forward, and its own weight up unless a table needs it."""
+    if id(module.weight) not in shared:
+        module.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)
+    module.bias = None
+    module.forward = layer.__call__
+
+
+def _replace_weight(module: Any, layer: PackedLinear) -> None:
+    weight = module._parameters.pop("weight")
+    module.weight = PackedWeight.of(weight, layer)
