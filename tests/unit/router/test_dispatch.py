@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moe.router.dispatch import plan_parts
+from moe.router.dispatch import plan_few, plan_many, plan_parts
 from moe.wire.port import Part
 from torch import Tensor
 
@@ -78,3 +78,15 @@ def test_the_parts_together_are_the_routing(data: st.DataObject, rows: int, topk
         row = part.token_index[part.slot_rows.long()].long()
         rebuilt.index_put_((row, part.slot_experts.long()), part.slot_weights.double(), accumulate=True)
     assert torch.equal(rebuilt, dense(index, weights, experts, keep))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_slot_by_slot_and_in_one_go_give_the_same_parts(data: st.DataObject) -> None:
+    rows, topk = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 4))
+    index = data.draw(st.lists(st.lists(st.integers(0, 8), min_size=topk, max_size=topk), min_size=rows, max_size=rows))
+    keep = np.array(data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows)))
+    ids, weights = torch.tensor(index), torch.rand(rows, topk)
+    few, many = (plan(ids, weights, PART_OF_EXPERT, 6, keep) for plan in (plan_few, plan_many))
+    assert [as_lists(part) for part in few] == [as_lists(part) for part in many]
+    assert [part.token_index.dtype for part in few] == [torch.int32] * len(few)
