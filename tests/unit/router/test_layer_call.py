@@ -30,12 +30,18 @@ class Stage:
     """Two groups of two experts, a caller, and a clock that only waiting moves."""
 
     def __init__(
-        self, policy: MissingPolicy = WAIT, snapshot: Snapshot | None = None, *, embedded: bool = False, seat: int = 0
+        self,
+        policy: MissingPolicy = WAIT,
+        snapshot: Snapshot | None = None,
+        *,
+        embedded: bool = False,
+        seat: int = 0,
+        hedge_after_s: float = 0.5,
     ) -> None:
         self.clock = Clock()
         self.wire = RouterWireDouble(multiply, self.clock, self.clock.pass_s)
         self.directory = ListedDirectory(snapshot or listing([[0, 1], [2, 3]]))
-        settings = CallSettings(policy, timeout_s=10.0, embedded=embedded, seat=seat)
+        settings = CallSettings(policy, timeout_s=10.0, embedded=embedded, seat=seat, hedge_after_s=hedge_after_s)
         tracker = FleetTracker(self.directory, 4)
         self.caller = LayerCaller(self.wire, tracker, settings, clock=self.clock, sleep=self.clock.pass_s)
 
@@ -263,3 +269,67 @@ def test_numbers_refused_once_are_computed_again() -> None:
     stage = Stage(WAIT)
     stage.wire.faults["g1-0"] = [FailureKind.REFUSED] * 2
     assert stage.run().rows.tolist() == ANSWER.tolist()
+
+
+def test_a_silent_part_goes_to_the_other_replica_too_and_the_first_answer_wins() -> None:
+    stage = Stage(snapshot=listing([[0, 1], [2, 3]], replicas=2))
+    stage.wire.queued = {"g0-1": 3, "g1-1": 3}
+    stage.wire.faults["g0-0"] = [SILENT]
+    start = stage.clock()
+    result = stage.run()
+    assert (result.rows.tolist(), result.troubles, stage.sent_to(0)) == (ANSWER.tolist(), (), ["g0-0", "g0-1"])
+    assert 0.5 <= stage.clock() - start < 0.8
+
+
+def test_a_hedge_is_counted_and_is_no_retry() -> None:
+    stage = Stage(snapshot=listing([[0, 1], [2, 3]], replicas=2))
+    stage.wire.faults["g0-0"] = stage.wire.faults["g0-1"] = [SILENT]
+    stage.run()
+    counters = stage.caller.counters
+    assert (counters.hedged_parts, counters.retried_parts, len(stage.sent_to(0))) == (2, 0, 2)
+
+
+def test_the_next_call_avoids_the_replica_that_was_silent() -> None:
+    stage = Stage(snapshot=listing([[0, 1], [2, 3]], replicas=2))
+    stage.wire.queued = {"g0-1": 3}
+    stage.wire.faults["g0-0"] = [SILENT]
+    stage.run()
+    stage.run()
+    assert stage.sent_to(0) == ["g0-0", "g0-1", "g0-1"]
+
+
+def test_with_one_replica_nothing_is_sent_twice() -> None:
+    stage = Stage()
+    stage.wire.faults["g0-0"] = [SILENT]
+    stage.run()
+    assert (stage.sent_to(0), stage.caller.counters.hedged_parts) == (["g0-0"], 0)
+
+
+def test_a_part_is_hedged_once_however_long_both_are_silent() -> None:
+    stage = Stage(snapshot=listing([[0, 1], [2, 3]], replicas=3))
+    for name in ("g0-0", "g0-1", "g0-2"):
+        stage.wire.faults[name] = [SILENT] * 9
+    stage.run()
+    assert len(stage.sent_to(0)) == 2
+
+
+def test_the_time_while_experts_work_is_filled_once_all_parts_are_sent() -> None:
+    stage = Stage()
+    seen: list[int] = []
+    fleet = stage.caller.fleet()
+    parts = plan_parts(INDEX, WEIGHTS, fleet.part_of_expert, 4)
+    result = stage.caller.run(7, HIDDEN, parts, fleet, lambda: False, lambda: seen.append(len(stage.wire.sent)))
+    assert (seen, result.rows.tolist()) == ([2], ANSWER.tolist())
+
+
+def test_an_error_in_the_time_that_is_filled_abandons_the_call() -> None:
+    stage = Stage()
+    fleet = stage.caller.fleet()
+    parts = plan_parts(INDEX, WEIGHTS, fleet.part_of_expert, 4)
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        stage.caller.run(7, HIDDEN, parts, fleet, lambda: False, fail)
+    assert stage.wire.abandoned == stage.wire.calls

@@ -31,3 +31,19 @@ def test_a_suspect_is_forgotten_after_a_while() -> None:
     suspects = Suspects(hold_s=2.0)
     suspects.add("a", now=10.0)
     assert [list(suspects.current(now)) for now in (10.0, 11.9, 12.0)] == [["a"], ["a"], []]
+
+
+def test_a_suspect_that_fails_again_at_once_is_avoided_twice_as_long_up_to_a_bound() -> None:
+    suspects = Suspects(hold_s=2.0, longest_s=5.0)
+    suspects.add("a", now=0.0)
+    suspects.add("a", now=2.5)
+    assert [bool(suspects.current(now)) for now in (6.4, 6.6)] == [True, False]
+    suspects.add("a", now=7.0)
+    assert [bool(suspects.current(now)) for now in (11.9, 12.1)] == [True, False]
+
+
+def test_a_suspect_that_was_well_for_as_long_as_it_was_avoided_begins_anew() -> None:
+    suspects = Suspects(hold_s=2.0, longest_s=30.0)
+    suspects.add("a", now=0.0)
+    suspects.add("a", now=4.5)
+    assert [bool(suspects.current(now)) for now in (6.4, 6.6)] == [True, False]

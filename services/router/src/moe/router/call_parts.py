@@ -40,6 +40,16 @@ class GivenUp:
     invalid: bool = False
 
 
+@dataclass(frozen=True)
+class Hedge:
+    """A part that is sent to another replica too. silent: the endpoint that has not answered for `waited_s`."""
+
+    target: Target
+    group: str
+    silent: str
+    waited_s: float
+
+
 @dataclass(slots=True)
 class _History:
     """What has gone wrong with one part, by endpoint."""
@@ -69,6 +79,9 @@ class _PartState:
     part: int
     group: str
     send_at: float | None
+    sent_at: float = 0.0
+    asked: str = ""
+    hedged: bool = False
     history: _History | None = None
     attempts: int = 0
     last: str = ""
@@ -83,6 +96,7 @@ class CallParts:
         self._policy = policy
         self._turn = turn
         self.retries = 0
+        self.hedged = 0
 
     def due(
         self, fleet: Fleet, queued_rows: Callable[[str], int], suspects: Collection[str], now: float
@@ -103,9 +117,37 @@ class CallParts:
                 continue
             self.retries += state.attempts > 0
             state.attempts += 1
-            state.send_at = None
+            state.send_at, state.sent_at = None, now
+            state.asked, state.hedged = replica.endpoint, False
             targets.append(Target(state.part, replica.endpoint))
         return targets, given_up
+
+    def hedges(
+        self,
+        fleet: Fleet,
+        queued_rows: Callable[[str], int],
+        suspects: Collection[str],
+        patience_s: Callable[[str], float],
+        now: float,
+    ) -> list[Hedge]:
+        """Parts on their way for longer than their group's patience, each for another ready replica, once a sending.
+
+        Which of them is the late one can't be told from here, so all are sent again that have another replica.
+        """
+        found: list[Hedge] = []
+        for state in self._states.values():
+            if state.send_at is not None or state.hedged or not state.asked:
+                continue
+            others = [replica for replica in fleet.ready(state.group) if replica.endpoint != state.asked]
+            waited = now - state.sent_at
+            if not others or waited < patience_s(state.group):
+                continue
+            replica = choose_replica(others, queued_rows, suspects, self._turn)
+            assert replica is not None, "there is one among several"
+            state.hedged = True
+            found.append(Hedge(Target(state.part, replica.endpoint), state.group, state.asked, waited))
+        self.hedged += len(found)
+        return found
 
     def _choose(
         self, state: _PartState, fleet: Fleet, queued_rows: Callable[[str], int], suspects: Collection[str]

@@ -4,10 +4,11 @@ The loop around moe.wire's RouterWire.exchange. It never raises for what the net
 takes only the rows it touches, and says why.
 """
 
+import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -25,6 +26,7 @@ from moe.router.call_result import (
 )
 from moe.router.fleet import FleetTracker
 from moe.router.groups import Fleet
+from moe.router.hedging import Patience
 from moe.router.replicas import Suspects
 from moe.runtime.errors import Unavailable
 from moe.wire.port import (
@@ -41,6 +43,8 @@ from moe.wire.port import (
 )
 from torch import Tensor
 
+logger = logging.getLogger("moe.router")
+
 _POLL_S = 0.2
 """How often a wait looks up: whether anybody still waits, and for replicas that came."""
 
@@ -50,6 +54,7 @@ _GRACE_S = 2.0
 _FIRST_DELAY_S = 0.02
 _LONGEST_DELAY_S = 0.5
 _SUSPECT_S = 2.0
+_LONGEST_SUSPECT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class CallSettings:
     """How layer calls are made. timeout_s: for a whole call, redone or not. embedded: the combiner is in here.
 
     seat: which of several aggregators is taken first; routers with different numbers share them out.
+    hedge_after_s: silence after which a part goes to another replica too, 0 to derive it from what calls take.
     """
 
     policy: MissingPolicy
@@ -64,6 +70,7 @@ class CallSettings:
     embedded: bool = False
     seat: int = 0
     partial_dtype: torch.dtype | None = None
+    hedge_after_s: float = 0.0
 
 
 @dataclass
@@ -72,6 +79,7 @@ class CallCounters:
 
     retried_parts: int = 0
     redone_calls: int = 0
+    hedged_parts: int = 0
 
 
 @dataclass
@@ -132,7 +140,8 @@ class LayerCaller:
         self._settings = settings
         self._clock = clock
         self._sleep = sleep
-        self._suspects = Suspects(_SUSPECT_S)
+        self._suspects = Suspects(_SUSPECT_S, _LONGEST_SUSPECT_S)
+        self._patience = Patience(settings.hedge_after_s)
         self._first_id = secrets.randbits(32) << 32
         self._turns = count(1)
         self._dialled: Fleet | None = None
@@ -148,9 +157,19 @@ class LayerCaller:
         return fleet
 
     def run(
-        self, layer: int, hidden: Tensor, parts: Sequence[Part], fleet: Fleet, abandoned: Callable[[], bool]
+        self,
+        layer: int,
+        hidden: Tensor,
+        parts: Sequence[Part],
+        fleet: Fleet,
+        abandoned: Callable[[], bool],
+        meanwhile: Callable[[], None] | None = None,
     ) -> LayerResult:
-        """The layer's rows combined. fleet: the one that the parts were planned by. Raises Abandoned."""
+        """The layer's rows combined. fleet: the one that the parts were planned by.
+
+        meanwhile: called at most once, as soon as parts are on their way; its errors pass through, and the call is
+        abandoned. Raises Abandoned.
+        """
         deadline = self._clock() + self._settings.timeout_s
         policy, partial_dtype = self._settings.policy, self._settings.partial_dtype
         call = LayerCall(0, layer, hidden, tuple(parts), policy, deadline, partial_dtype)
@@ -164,7 +183,8 @@ class LayerCaller:
                 aggregator = self._home(deadline, lost, abandoned)
             except _Homeless:
                 return all_lost(call, self._no_aggregator(layer, lost))
-            outcome = self._live(call, groups, aggregator, abandoned)
+            outcome = self._live(call, groups, aggregator, abandoned, meanwhile)
+            meanwhile = None
             if isinstance(outcome, LayerResult):
                 return replace(outcome, troubles=outcome.troubles + refused) if refused else outcome
             if isinstance(outcome, _Refused):
@@ -175,17 +195,36 @@ class LayerCaller:
                 self.counters.redone_calls += 1
 
     def _live(
-        self, call: LayerCall, groups: dict[int, str], aggregator: str | None, abandoned: Callable[[], bool]
+        self,
+        call: LayerCall,
+        groups: dict[int, str],
+        aggregator: str | None,
+        abandoned: Callable[[], bool],
+        meanwhile: Callable[[], None] | None,
     ) -> LayerResult | AggregatorLost | _Refused:
         """One life of a call, under an id of its own, at one aggregator."""
-        turn = next(self._turns)
-        call = replace(call, call_id=self._first_id | (turn & 0xFFFFFFFF))
-        parts = CallParts({part.part: groups[part.part] for part in call.parts}, call.policy, self._clock(), turn)
+        turn, began = next(self._turns), self._clock()
+        call = LayerCall(
+            self._first_id | (turn & 0xFFFFFFFF),
+            call.layer,
+            call.hidden,
+            call.parts,
+            call.policy,
+            call.deadline,
+            call.partial_dtype,
+        )
+        parts = CallParts({part.part: groups[part.part] for part in call.parts}, call.policy, began, turn)
         opened = _OpenCall(call, groups, parts, self._settings.timeout_s)
         try:
             while True:
-                result = self._judge(opened, self._exchange(opened, aggregator))
+                outcome = self._exchange(opened, aggregator, only_send=meanwhile is not None)
+                if meanwhile is not None:
+                    self._fill(opened.call, meanwhile)
+                    meanwhile = None
+                result = self._judge(opened, outcome)
                 if result is not None:
+                    if not (parts.retries or parts.hedged) and isinstance(outcome, Combined):
+                        self._patience.note(groups.values(), self._clock() - began)
                     return result
                 if opened.refused:
                     self._wire.abandon(call)
@@ -194,10 +233,18 @@ class LayerCaller:
                     self._wire.abandon(call)
                     raise Abandoned
         finally:
-            self.counters.retried_parts += opened.parts.retries
+            self.counters.retried_parts += parts.retries
+            self.counters.hedged_parts += parts.hedged
 
-    def _exchange(self, opened: _OpenCall, aggregator: str | None) -> Outcome:
-        """Sends what is due and waits for news, or until something else is due.
+    def _fill(self, call: LayerCall, meanwhile: Callable[[], None]) -> None:
+        try:
+            meanwhile()
+        except BaseException:
+            self._wire.abandon(call)
+            raise
+
+    def _exchange(self, opened: _OpenCall, aggregator: str | None, *, only_send: bool = False) -> Outcome:
+        """Sends what is due and waits for news, or until something else is due. only_send: doesn't wait.
 
         A part can only be given up after the first exchange, which carries the plan.
         """
@@ -210,13 +257,29 @@ class LayerCaller:
             opened.take(given_up)
             if opened.refused:
                 return Incomplete()
+            if opened.begun:
+                targets += self._hedge(opened.parts, fleet, suspects, now)
             until = min(until, opened.parts.next_send() or until)
         if opened.begun:
             self._give_up(opened)
-        elif opened.given_up:
+        elif opened.given_up or only_send:
             until = now
         opened.begun = True
         return self._wire.exchange(opened.call, targets, aggregator, until)
+
+    def _hedge(self, parts: CallParts, fleet: Fleet, suspects: Collection[str], now: float) -> list[Target]:
+        """Parts that stay silent, for another replica each; who was silent is avoided for a while."""
+        hedges = parts.hedges(fleet, self._wire.queued_rows, suspects, self._patience.seconds, now)
+        for hedge in hedges:
+            self._suspects.add(hedge.silent, now)
+            logger.warning(
+                "group %s: no answer with %s for %.1f s; its part goes to %s too",
+                hedge.group,
+                hedge.silent,
+                hedge.waited_s,
+                hedge.target.endpoint,
+            )
+        return [hedge.target for hedge in hedges]
 
     def _give_up(self, opened: _OpenCall) -> None:
         for part in opened.given_up:
@@ -226,6 +289,8 @@ class LayerCaller:
     def _judge(self, opened: _OpenCall, outcome: Outcome) -> LayerResult | AggregatorLost | None:
         """The end of the call, or None when it goes on."""
         if isinstance(outcome, Combined):
+            if not outcome.missing:
+                return LayerResult(outcome.rows)
             return combined_result(opened.facts(), outcome, self.fleet())
         if isinstance(outcome, CallFailed):
             return failed_result(opened.facts(), outcome)

@@ -1,5 +1,6 @@
 """Which replica of a group a part goes to: the ready one with the least queued, and not one that just failed."""
 
+import math
 from collections.abc import Callable, Collection, Sequence
 
 from moe.discovery.directory import ExpertReplica
@@ -24,14 +25,21 @@ def choose_replica(
 class Suspects:
     """Endpoints that failed a moment ago, so that the next layers don't run into the same dead replica each."""
 
-    def __init__(self, hold_s: float) -> None:
-        """hold_s: how long a failure is remembered."""
-        self._hold_s = hold_s
+    def __init__(self, hold_s: float, longest_s: float | None = None) -> None:
+        """hold_s: how long a failure is remembered; twice as long each time it comes again soon, up to longest_s."""
+        self._hold_s, self._longest_s = hold_s, longest_s or hold_s
         self._until: dict[str, float] = {}
+        self._last: dict[str, tuple[float, float]] = {}
 
     def add(self, endpoint: str, now: float) -> None:
         """Notes a failure."""
-        self._until[endpoint] = now + self._hold_s
+        until, hold = self._last.get(endpoint, (-math.inf, self._hold_s))
+        if now < until:
+            hold = max(hold, until - now)
+        else:
+            hold = min(2 * hold, self._longest_s) if now < until + hold else self._hold_s
+        self._last[endpoint] = (now + hold, hold)
+        self._until[endpoint] = now + hold
 
     def current(self, now: float) -> Collection[str]:
         """Those that are to be avoided now."""

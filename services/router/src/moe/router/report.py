@@ -21,6 +21,7 @@ def router_message(engine: Engine, calls: CallCounters, schedule: ScheduleLimits
         steps=tally.steps,
         retried_parts=calls.retried_parts,
         redone_calls=calls.redone_calls,
+        hedged_parts=calls.hedged_parts,
         slots_by_expert=engine.slots_by_expert(),
         degradations=dict(tally.degradations),
         finished=dict(tally.finished),

@@ -84,6 +84,7 @@ class RouterProcess:
             self._settings.layer_timeout_s,
             embedded=self._embedded,
             seat=zlib.crc32(self._settings.name.encode()),
+            hedge_after_s=self._settings.hedge_after_s,
         )
         self._caller = LayerCaller(wire, self._fleet, call_settings)
         engine_settings = EngineSettings(model.schedule, self._settings.scheduling.stall_timeout_s)
@@ -132,6 +133,7 @@ class RouterProcess:
         facts = {
             "dtype": manifest.dtype if settings.dtype == "auto" else settings.dtype,
             "threads": str(settings.threads),
+            "linear_kernel": settings.linear_kernel,
             "aggregator": settings.aggregator,
             "missing_policy": settings.missing_policy,
             "layer_timeout_s": f"{settings.layer_timeout_s:g}",
@@ -139,6 +141,7 @@ class RouterProcess:
         if self._model:
             if self._model.deterministic_cost:
                 facts["deterministic_cost"] = self._model.deterministic_cost
+            facts["linear_kernel"] = self._model.linears
             facts["max_context"] = str(self._model.limits.max_context)
             facts["kv_bytes_per_token"] = str(self._model.backbone.info.kv_bytes_per_token)
         return control_pb2.DescribeResponse(

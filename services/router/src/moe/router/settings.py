@@ -103,12 +103,25 @@ class RouterSettings:
         minimum=0.05,
         maximum=86400.0,
     )
+    hedge_after_s: float = setting(
+        0.0,
+        help="Silence after which a part goes to another replica too, if there is one; 0 derives it for each group: "
+        "four times the 99th percentile of what its layers take, at least 0.3 s.",
+        unit="seconds",
+        minimum=0.0,
+        maximum=86400.0,
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto", help="What to compute in; auto is the package's own. The experts' has to be the same."
     )
     deterministic: bool = setting(
         False,
         help="Compute in tiles of one fixed shape, so that a request's tokens don't depend on its company; slower.",
+    )
+    linear_kernel: Literal["auto", "torch", "native"] = setting(
+        "auto",
+        help="What the backbone's linear layers compute with; auto measures at load, and takes native in "
+        "deterministic mode, where it spares the tiles.",
     )
     threads: int = setting(
         1, help="Threads to compute with; one leaves the other cores to the experts.", minimum=1, maximum=1024

@@ -40,6 +40,7 @@ def _router(stats: control_pb2.RouterStats) -> Iterable[Reading]:
         _counter(metrics.ROUTER_GENERATED_TOKENS, "Tokens generated.", stats.generated_tokens),
         _counter(metrics.ROUTER_STEPS, "Engine steps.", stats.steps),
         _counter(metrics.ROUTER_RETRIED_PARTS, "Parts sent again.", stats.retried_parts),
+        _counter(metrics.ROUTER_HEDGED_PARTS, "Parts sent to a second replica as well.", stats.hedged_parts),
         _counter(metrics.ROUTER_REDONE_CALLS, "Layer calls redone after an aggregator was lost.", stats.redone_calls),
         _counters(metrics.ROUTER_SLOTS, "Tokens sent to each expert, over layers.", "expert", stats.slots_by_expert),
         _counters(metrics.ROUTER_DEGRADATIONS, "Degradations that acted.", "degradation", stats.degradations),

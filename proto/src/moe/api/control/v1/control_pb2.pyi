@@ -369,6 +369,7 @@ class RouterStats(_message.Message):
     SLOTS_BY_EXPERT_FIELD_NUMBER: _builtins.int
     DEGRADATIONS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    HEDGED_PARTS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Requests running now."""
     waiting: _builtins.int
@@ -387,6 +388,8 @@ class RouterStats(_message.Message):
     """Parts sent again since the start."""
     redone_calls: _builtins.int
     """Layer calls redone from the start, after an aggregator was lost."""
+    hedged_parts: _builtins.int
+    """Parts sent to a second replica because the first stayed silent, since the start."""
     @_builtins.property
     def slots_by_expert(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """Tokens sent to each expert since the start, summed over layers, by expert id."""
@@ -414,10 +417,11 @@ class RouterStats(_message.Message):
         slots_by_expert: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         degradations: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         finished: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        hedged_parts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["degradations", b"degradations", "finished", b"finished", "generated_tokens", b"generated_tokens", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_used", b"kv_tokens_used", "prompt_tokens", b"prompt_tokens", "redone_calls", b"redone_calls", "retried_parts", b"retried_parts", "running", b"running", "slots_by_expert", b"slots_by_expert", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["degradations", b"degradations", "finished", b"finished", "generated_tokens", b"generated_tokens", "hedged_parts", b"hedged_parts", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_used", b"kv_tokens_used", "prompt_tokens", b"prompt_tokens", "redone_calls", b"redone_calls", "retried_parts", b"retried_parts", "running", b"running", "slots_by_expert", b"slots_by_expert", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
