@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 PARALLEL ?= 2
 MYPY_TARGETS := $(wildcard services/*/src) kernels/src operator/src proto/generate.py
 
-.PHONY: help setup kernels-native demo test check lint format types imports proto proto-check lock unit kernels exactness integration e2e families clean
+.PHONY: help setup kernels-native kernels-sanitized demo test check lint format types imports proto proto-check lock unit kernels bench exactness integration e2e families clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -68,6 +68,15 @@ unit: setup ## Unit tests
 
 kernels: setup ## Kernels against their references
 	$(PYTEST) tests/kernels
+
+SANITIZED := kernels/csrc/build/sanitized/libmoe_kernels.so
+kernels-sanitized: setup ## The C++ kernels' tests with address and undefined-behaviour checks
+	$(MAKE) --silent -C kernels/csrc CXX="$(CXX)" SANITIZE=1 BUILD=build/sanitized OUT=build/sanitized/libmoe_kernels.so
+	MOE_KERNELS_LIBRARY=$(CURDIR)/$(SANITIZED) LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 $(PYTEST) -q tests/kernels/test_linear.py tests/kernels/test_group_ffn.py
+
+bench: setup ## The experts' kernels beside peers and the machine's limits, as a table
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.ffn $(BENCH)
 
 exactness: setup ## The distributed answer equals the single-process one, for every family
 	$(PYTEST) -n $(PARALLEL) --dist loadgroup tests/exactness

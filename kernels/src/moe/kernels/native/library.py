@@ -5,12 +5,16 @@ ctypes costs a microsecond or two a call, releases the interpreter meanwhile, an
 
 import ctypes
 import functools
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+import os
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
-PATH = Path(__file__).with_name("libmoe_kernels.so")
-ABI = 2
+PATH_VARIABLE = "MOE_KERNELS_LIBRARY"
+"""Environment variable that names another build of the library, such as the one with sanitizers."""
+
+PATH = Path(os.environ.get(PATH_VARIABLE) or Path(__file__).with_name("libmoe_kernels.so"))
+ABI = 3
 """MOE_KERNELS_ABI of csrc/abi.h that this Python speaks."""
 
 _REMEDY = "build it with `make kernels-native`"
@@ -62,6 +66,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "moe_linear_free": (None, (c_void_p,)),
     "moe_linear_bytes": (c_int64, (c_void_p,)),
     "moe_linear_run": (c_int32, (*_RUN, *_ERROR)),
+    "moe_read_memory": (c_uint64, (c_void_p, c_int64, c_int32)),
     "moe_group_new": (c_int32, (c_int32, POINTER(FfnStruct), POINTER(c_void_p), *_ERROR)),
     "moe_group_add": (c_int32, (c_void_p, c_int32, *(POINTER(MatrixStruct),) * 2, c_void_p, c_void_p, *_ERROR)),
     "moe_group_free": (None, (c_void_p,)),

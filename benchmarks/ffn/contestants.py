@@ -1,0 +1,101 @@
+"""What is measured: our back ends, and peers over the same weights."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from moe.kernels.ffn import ExpertWeights, FfnSpec
+from moe.kernels.group_ffn import PackedGroup, QuantisedExpert
+from moe.kernels.group_ffn.weights import Expert
+from moe.kernels.linear import PackedLinear, onednn_backend
+from moe.kernels.permute import group_slots
+from moe.kernels.quantised import quantise
+from torch import Tensor
+from transformers import MixtralConfig
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+from benchmarks.ffn.shapes import Routing, Shape
+from benchmarks.ffn.timing import Run
+
+SPEC = FfnSpec("silu", gated=True, bias=False)
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """make: from all experts' up [experts, 2 * inner, hidden] and down [experts, hidden, inner], bfloat16."""
+
+    bytes_per_weight: int
+    make: Callable[[Tensor, Tensor], Run]
+
+
+def build(shape: Shape, names: list[str]) -> dict[str, Run]:
+    """The contestants, over the same random weights."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*sizes: int) -> Tensor:
+        return torch.randn(*sizes, generator=generator).mul_(sizes[-1] ** -0.5).bfloat16()
+
+    up = drawn(shape.experts, 2 * shape.inner, shape.hidden)
+    down = drawn(shape.experts, shape.hidden, shape.inner)
+    return {name: CONTESTANTS[name].make(up, down) for name in names}
+
+
+def _group(experts: dict[int, Expert], backend: str) -> Run:
+    group = PackedGroup(experts, SPEC, backend=backend)
+
+    def run(routing: Routing) -> Tensor:
+        rows, chosen, weights = routing
+        slot_rows = torch.arange(len(rows), dtype=torch.int32).repeat_interleave(chosen.shape[1])
+        return group(rows, slot_rows, chosen.flatten(), weights.flatten(), torch.bfloat16)
+
+    return run
+
+
+def _plain(backend: str) -> Callable[[Tensor, Tensor], Run]:
+    def make(up: Tensor, down: Tensor) -> Run:
+        return _group({expert: ExpertWeights(up[expert], down[expert]) for expert in range(len(up))}, backend)
+
+    return make
+
+
+def _int8(up: Tensor, down: Tensor) -> Run:
+    experts = range(len(up))
+    return _group({e: QuantisedExpert(quantise(up[e]), quantise(down[e]), torch.bfloat16) for e in experts}, "native")
+
+
+def _grouped_mm(up: Tensor, down: Tensor) -> Run:
+    config = MixtralConfig(hidden_size=down.shape[1], intermediate_size=down.shape[2], num_local_experts=len(up))
+    with torch.device("meta"):
+        module = MixtralExperts(config)
+    module.gate_up_proj, module.down_proj = (torch.nn.Parameter(each, requires_grad=False) for each in (up, down))
+    module.config._experts_implementation = "grouped_mm"
+    return torch.inference_mode()(lambda routing: module(*routing))
+
+
+def _onednn(up: Tensor, down: Tensor) -> Run:
+    """Prepacked, an expert after the other; in float32 where oneDNN has no bfloat16."""
+    dtype = torch.float32 if onednn_backend.unsupported(torch.bfloat16) else torch.bfloat16
+    layers = [[PackedLinear(each.to(dtype), backend="onednn") for each in pair] for pair in zip(up, down, strict=True)]
+
+    def run(routing: Routing) -> Tensor:
+        rows, chosen, weights = routing
+        total = torch.zeros(rows.shape, dtype=torch.float32)
+        for expert, places in group_slots(chosen.flatten()):
+            index = places // chosen.shape[1]
+            gate, linear = layers[expert][0](rows[index].to(dtype)).chunk(2, dim=-1)
+            out = layers[expert][1](F.silu(gate) * linear) * weights.flatten()[places, None]
+            total.index_add_(0, index, out.float())
+        return total.bfloat16()
+
+    return torch.inference_mode()(run)
+
+
+_ONEDNN = "onednn fp32 packed" if onednn_backend.unsupported(torch.bfloat16) else "onednn bf16 packed"
+CONTESTANTS: dict[str, Contestant] = {
+    "native bf16": Contestant(2, _plain("native")),
+    "native int8": Contestant(1, _int8),
+    "torch F.linear bf16": Contestant(2, _plain("torch")),
+    "transformers grouped_mm": Contestant(2, _grouped_mm),
+    _ONEDNN: Contestant(4 if "fp32" in _ONEDNN else 2, _onednn),
+}

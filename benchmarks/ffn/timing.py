@@ -1,0 +1,45 @@
+"""Interleaved timing: A B C A B C …, so that whatever else the machine does hits all of them alike."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import mean, median
+
+from benchmarks.ffn.shapes import Routing
+
+Run = Callable[[Routing], object]
+
+
+@dataclass(frozen=True)
+class Times:
+    """median_s of a call; experts: how many different ones a call touches, on average."""
+
+    median_s: float
+    experts: float
+
+
+def measure(runs: dict[str, Run], routings: list[Routing], seconds: float) -> dict[str, Times]:
+    """Calls every run with one routing after the other until each has had its seconds, three calls at least.
+
+    A run whose first call takes all its seconds is not called again.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    touched = mean(len(set(experts.flatten().tolist())) for _, experts, _ in routings)
+    place = 0
+    while waiting := [name for name in runs if _unfinished(taken[name], seconds)]:
+        routing = routings[place % len(routings)]
+        place += 1
+        for name in waiting:
+            start = time.perf_counter()
+            runs[name](routing)
+            taken[name].append(time.perf_counter() - start)
+    # The first call warms code and scratch memory up, and is the only one of what is slow.
+    return {name: Times(median(times[1:] or times), touched) for name, times in taken.items()}
+
+
+def _unfinished(times: list[float], seconds: float) -> bool:
+    if not times:
+        return True
+    if times[0] > seconds:
+        return False
+    return sum(times) < seconds or len(times) < 4
