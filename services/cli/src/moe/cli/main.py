@@ -12,6 +12,7 @@ from moe.cli.commands.convert import convert
 from moe.cli.commands.demo import demo
 from moe.cli.commands.generate import generate
 from moe.cli.commands.models import models
+from moe.cli.commands.quantize import quantize
 from moe.cli.commands.score import score
 from moe.cli.commands.status import status
 from moe.cli.commands.tokenize import tokenize
@@ -23,7 +24,7 @@ from moe.models.errors import ModelsError, PackageError, UnsupportedModelError
 from moe.operator.planner import PlanError
 from moe.runtime.errors import MoeError, StartupError
 
-_COMMANDS = (up, generate, chat, status, models, convert, tokenize, score, demo, version)
+_COMMANDS = (up, generate, chat, status, models, convert, quantize, tokenize, score, demo, version)
 
 
 @click.group(

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 from moe.kernels.ffn import ExpertWeights, FfnSpec
+from moe.kernels.group_ffn import Expert, QuantisedExpert
+from moe.kernels.quantised import QuantisedWeight
 from moe.models.errors import PackageError
 from moe.models.manifest import DTYPES, PROBES_NAME, expert_file, expert_tensor
 from moe.models.package import Package
@@ -33,7 +35,7 @@ class GroupWeights:
     spec: FfnSpec
     dtype: torch.dtype
     hidden: int
-    layers: Mapping[int, Mapping[int, ExpertWeights]]
+    layers: Mapping[int, Mapping[int, Expert]]
 
     def experts_by_layer(self) -> dict[int, frozenset[int]]:
         """The ids that are held in each layer."""
@@ -70,7 +72,7 @@ def load_group(
     that are not there or given twice.
     """
     wanted, ids = wanted_dtype(package, dtype), distinct(package, experts)
-    layers: dict[int, dict[int, ExpertWeights]] = {}
+    layers: dict[int, dict[int, Expert]] = {}
     try:
         package.check_file(PROBES_NAME, sha256=True)
         for done, expert in enumerate(ids, start=1):
@@ -83,7 +85,7 @@ def load_group(
     return GroupWeights(ids, package.manifest.ffn, wanted, package.manifest.experts.hidden, layers)
 
 
-def _expert(package: Package, expert: int, dtype: torch.dtype) -> dict[int, ExpertWeights]:
+def _expert(package: Package, expert: int, dtype: torch.dtype) -> dict[int, Expert]:
     held = package.expert_weights(expert)
     name = expert_file(expert)
     package.check_file(name, sha256=True)
@@ -92,7 +94,7 @@ def _expert(package: Package, expert: int, dtype: torch.dtype) -> dict[int, Expe
     return {layer: _converted(weights, dtype) for layer, weights in held.items()}
 
 
-def _check_finite(file: Path, layer: int, weights: ExpertWeights) -> None:
+def _check_finite(file: Path, layer: int, weights: Expert) -> None:
     for part, tensor in _tensors(weights):
         bad = tensor.numel() - int(torch.isfinite(tensor).sum())
         if bad:
@@ -102,15 +104,22 @@ def _check_finite(file: Path, layer: int, weights: ExpertWeights) -> None:
             )
 
 
-def _converted(weights: ExpertWeights, dtype: torch.dtype) -> ExpertWeights:
-    return replace(weights, **{part: tensor.to(dtype) for part, tensor in _tensors(weights)})
+def _converted(weights: Expert, dtype: torch.dtype) -> Expert:
+    """A quantised expert's bytes stay; what it computes in and its biases change."""
+    up_bias, down_bias = (None if bias is None else bias.to(dtype) for bias in (weights.up_bias, weights.down_bias))
+    if isinstance(weights, QuantisedExpert):
+        return replace(weights, dtype=dtype, up_bias=up_bias, down_bias=down_bias)
+    return ExpertWeights(weights.up.to(dtype), weights.down.to(dtype), up_bias, down_bias)
 
 
-def _tensors(weights: ExpertWeights) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(weights: Expert) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of floats by its name in the file."""
     for part in PARTS:
-        tensor = getattr(weights, part)
-        if tensor is not None:
-            yield part, tensor
+        held = getattr(weights, part)
+        if isinstance(held, QuantisedWeight):
+            yield from ((f"{part}_scale", held.scale), (f"{part}_offset", held.offset))
+        elif held is not None:
+            yield part, held
 
 
 def distinct(package: Package, experts: Sequence[int]) -> tuple[int, ...]:

@@ -23,13 +23,17 @@ from moe.models.fields import (
     relative_path,
     sha256_text,
 )
+from moe.models.quantisation import Quantisation, read_quantisation
 
 MANIFEST_NAME = "manifest.json"
 PROBES_NAME = "probes.json"
 BACKBONE_DIRECTORY = "backbone"
 EXPERTS_DIRECTORY = "experts"
 SCHEMA = "moe.package/v1"
-SCHEMAS = (SCHEMA,)
+QUANTISED_SCHEMA = "moe.package/v2"
+"""As v1, with `quantisation`: a version that knows only v1 would take bytes for numbers, so it has to refuse."""
+
+SCHEMAS = (SCHEMA, QUANTISED_SCHEMA)
 """Schema versions that this version reads."""
 
 MAX_MANIFEST_BYTES = 64 << 20
@@ -81,7 +85,7 @@ class Manifest:
     family: the model type of Hugging Face transformers; architecture: its class there. dtype: of the experts, and what
     the backbone is loaded in by default. hidden, vocabulary, layers: of the whole model. moe_layers: decoder layer ->
     count of its routed experts. topk: experts per token. files: path relative to the package, with `/` -> facts.
-    tools: name -> version of what made the package.
+    tools: name -> version of what made the package. quantisation: which experts are bytes; None for none.
     """
 
     name: str
@@ -101,6 +105,13 @@ class Manifest:
     files: dict[str, FileFacts] = field(repr=False)
     tools: dict[str, str]
     schema: str = SCHEMA
+    quantisation: Quantisation | None = None
+
+    def __post_init__(self) -> None:
+        if (self.schema == QUANTISED_SCHEMA) != (self.quantisation is not None):
+            raise ValueError(
+                f"schema {self.schema}: a manifest is of {QUANTISED_SCHEMA} exactly if it has a quantisation"
+            )
 
     @property
     def ffn(self) -> FfnSpec:
@@ -131,6 +142,10 @@ class Manifest:
         content = asdict(self)
         content["moe_layers"] = {str(layer): count for layer, count in sorted(self.moe_layers.items())}
         content["files"] = dict(sorted(content["files"].items()))
+        if self.quantisation is None:
+            del content["quantisation"]
+        else:
+            content["quantisation"] = self.quantisation.to_json()
         return (json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True) + "\n").encode("utf-8")
 
 
@@ -169,8 +184,11 @@ def parse_manifest(raw: bytes, file: Path) -> Manifest:
 
 
 def _manifest(content: Fields) -> Manifest:
+    schema, moe_layers = content.text("schema"), _moe_layers(content)
+    quantised = schema == QUANTISED_SCHEMA
     manifest = Manifest(
-        schema=content.text("schema"),
+        schema=schema,
+        quantisation=read_quantisation(content.group("quantisation"), moe_layers) if quantised else None,
         name=content.text("name", pattern=NAME_PATTERN),
         family=content.text("family", pattern=r"[A-Za-z0-9_.-]{1,100}"),
         architecture=content.text("architecture", pattern=r"[A-Za-z0-9_]{1,200}"),
@@ -178,7 +196,7 @@ def _manifest(content: Fields) -> Manifest:
         hidden=content.count("hidden", 1, MAX_COUNT),
         vocabulary=content.count("vocabulary", 1, MAX_COUNT),
         layers=content.count("layers", 1, MAX_LAYERS),
-        moe_layers=_moe_layers(content),
+        moe_layers=moe_layers,
         topk=content.count("topk", 1, MAX_EXPERTS),
         experts=_experts(content.group("experts")),
         has_tokenizer=content.flag("has_tokenizer"),

@@ -15,6 +15,8 @@ from typing import Literal, get_args
 
 import torch
 from moe.kernels.ffn import ExpertWeights
+from moe.kernels.group_ffn import Expert, QuantisedExpert
+from moe.kernels.quantised import QuantisedWeight
 from moe.models.errors import PackageError, PackageNotFoundError
 from moe.models.manifest import (
     BACKBONE_DIRECTORY,
@@ -85,8 +87,8 @@ class Package:
         if sha256 and (got := sha256_of_file(path)) != facts.sha256:
             raise PackageError(f"has sha256 {got}; the manifest says {facts.sha256}", file=path)
 
-    def expert_weights(self, expert: int) -> dict[int, ExpertWeights]:
-        """The weights of an expert by layer, as read-only views of its mapped file, in the manifest's dtype.
+    def expert_weights(self, expert: int) -> dict[int, Expert]:
+        """The weights of an expert by layer, as read-only views of its mapped file: quantised, or in its dtype.
 
         Raises PackageError naming file and tensor when the file is not what the manifest says.
         """
@@ -95,10 +97,19 @@ class Package:
             raise PackageError(f"there is no expert {expert}; ids go up to {self.manifest.expert_count - 1}")
         self.check_file(expert_file(expert))
         tensors = self._map(expert)
-        parts = self.manifest.experts.shapes()
-        return {
-            layer: ExpertWeights(**{part: tensors[expert_tensor(layer, part)] for part in parts}) for layer in layers
-        }
+        return {layer: self._weights(tensors, layer, expert) for layer in layers}
+
+    def _weights(self, tensors: Mapping[str, Tensor], layer: int, expert: int) -> Expert:
+        quantisation = self.manifest.quantisation
+        if quantisation is None or not quantisation.quantised(layer, expert):
+            parts = self.manifest.experts.shapes()
+            return ExpertWeights(**{part: tensors[expert_tensor(layer, part)] for part in parts})
+        up, down = (
+            QuantisedWeight(*(tensors[expert_tensor(layer, part + suffix)] for suffix in ("", "_scale", "_offset")))
+            for part in MATRICES
+        )
+        biases = (tensors.get(expert_tensor(layer, f"{part}_bias")) for part in MATRICES)
+        return QuantisedExpert(up, down, self.manifest.torch_dtype, *biases)
 
     def expert_tensors(self, expert: int) -> dict[str, TensorSpec]:
         """Names, dtypes and shapes that an expert's file must hold, in order."""
@@ -138,14 +149,25 @@ def _view(view: memoryview, entry: TensorEntry) -> Tensor:
     return torch.frombuffer(data, dtype=DTYPES[entry.spec.dtype]).view(entry.spec.shape)
 
 
+MATRICES = ("up", "down")
+
+
 def expert_tensor_specs(manifest: Manifest, expert: int, dtype: str) -> dict[str, TensorSpec]:
-    """Names, dtypes and shapes of an expert's tensors over all its layers, in file order."""
-    shapes = manifest.experts.shapes()
-    return {
-        expert_tensor(layer, part): TensorSpec(dtype, shape)
-        for layer in manifest.layers_of(expert)
-        for part, shape in shapes.items()
-    }
+    """Names, dtypes and shapes of an expert's tensors over all its layers, in file order: layer by layer, or in a
+    quantised package all scales and offsets first and all bytes last, as wider elements have to come first."""
+    specs: dict[str, TensorSpec] = {}
+    for layer in manifest.layers_of(expert):
+        quantised = manifest.quantisation is not None and manifest.quantisation.quantised(layer, expert)
+        for part, shape in manifest.experts.shapes().items():
+            bytes_here = quantised and part in MATRICES
+            specs[expert_tensor(layer, part)] = TensorSpec("I8" if bytes_here else dtype, shape)
+            if bytes_here:
+                specs |= {
+                    expert_tensor(layer, part + end): TensorSpec("F32", shape[:1]) for end in ("_scale", "_offset")
+                }
+    if manifest.quantisation is None:
+        return specs
+    return dict(sorted(specs.items(), key=lambda item: -DTYPES[item[1].dtype].itemsize))
 
 
 def read_expert_header(path: Path, wanted: Mapping[str, TensorSpec]) -> dict[str, TensorEntry]:

@@ -101,7 +101,10 @@ def _manifest(
     has_tokenizer: bool,
 ) -> Manifest:
     return Manifest(
-        **labels,
+        name=labels["name"],
+        source=labels["source"],
+        licence=labels["licence"],
+        notice=labels["notice"],
         family=blueprint.config.model_type,
         architecture=type(blueprint.model).__name__,
         dtype=str(blueprint.dtype).removeprefix("torch."),

@@ -1,0 +1,203 @@
+"""Makes a package with 8-bit experts out of one with 16-bit (or wider) experts.
+
+Every matrix becomes bytes with a scale and an offset per output channel (moe.kernels.quantised). Each expert of each
+layer is then compared with what it was: both send the same fixed random rows through, and the outputs' relative error
+decides whether it stays as it was. Probes are computed anew from the bytes, so that a service's check is as tight as
+before. The same package gives the same bytes; everything else in it is copied. It needs nothing of transformers.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from moe.kernels.ffn import ExpertWeights, FfnSpec, ffn
+from moe.kernels.group_ffn.weights import QuantisedExpert, plain
+from moe.kernels.quantised import quantise as quantised
+from moe.models.convert.output import check_target, partial_directory
+from moe.models.errors import ConversionError
+from moe.models.formula import run_in_blocks
+from moe.models.manifest import (
+    MANIFEST_NAME,
+    PROBES_NAME,
+    QUANTISED_SCHEMA,
+    FileFacts,
+    Manifest,
+    expert_file,
+    expert_tensor,
+)
+from moe.models.package import MATRICES, Package, expert_tensor_specs, sha256_of_file
+from moe.models.probe import probe_rows, sketch
+from moe.models.progress import Meter, Progress, silent
+from moe.models.quantisation import Quantisation
+from moe.models.safetensors_stream import DTYPE_NAMES, SafetensorsWriter
+from torch import Tensor
+
+DEFAULT_LIMIT = 0.03
+_ROWS = 64
+"""Rows that errors are measured on; their mean is then known to a few percent of itself."""
+
+
+@dataclass(frozen=True)
+class QuantiseReport:
+    """path: of the new package. bytes_before, bytes_after: of the experts' files."""
+
+    path: Path
+    quantisation: Quantisation
+    bytes_before: int
+    bytes_after: int
+
+
+def quantise_package(
+    package: Package,
+    out: Path,
+    *,
+    name: str | None = None,
+    limit: float = DEFAULT_LIMIT,
+    replace_existing: bool = False,
+    progress: Progress = silent,
+) -> QuantiseReport:
+    """Writes the quantised package to `out`, in one step or not at all. name: of the new one, by default the old one's.
+
+    limit: mean relative error of an expert's outputs above which it stays in the package's dtype.
+    Raises ConversionError (its kinds for the target and the disk), PackageError for a package whose files are not what
+    its manifest says.
+    """
+    manifest = package.manifest
+    if manifest.quantisation is not None:
+        raise ConversionError(f"{package.path} is quantised already; quantise the package that it was made of")
+    if not limit > 0:
+        raise ConversionError(f"limit: must be above 0, got {limit}")
+    check_target(out, replace=replace_existing)
+    # Bytes in, and out at most as many and a header's growth.
+    meter = Meter(progress, manifest.total_bytes)
+    with partial_directory(out, manifest.total_bytes, replace=replace_existing) as root:
+        made = _Making(package, root, limit, meter.add).run(name or manifest.name)
+        (root / MANIFEST_NAME).write_bytes(made.to_bytes())
+    meter.finish("done")
+    assert made.quantisation is not None
+    return QuantiseReport(out, made.quantisation, _expert_bytes(manifest), _expert_bytes(made))
+
+
+def _expert_bytes(manifest: Manifest) -> int:
+    return sum(manifest.files[expert_file(expert)].size for expert in range(manifest.expert_count))
+
+
+class _Making:
+    """One run of writing a package below `root`. report is told bytes done and a label."""
+
+    def __init__(self, package: Package, root: Path, limit: float, report: Callable[[int, str], None]) -> None:
+        self._package, self._manifest, self._root = package, package.manifest, root
+        self._limit, self._report = limit, report
+        self._errors: dict[tuple[int, int], tuple[float, float]] = {}
+        self._sketches: dict[tuple[int, int], list[float]] = {}
+
+    @torch.inference_mode()
+    def run(self, name: str) -> Manifest:
+        """Writes all files but the manifest, which it returns."""
+        files = self._copy_others()
+        (self._root / expert_file(0)).parent.mkdir()
+        for expert in range(self._manifest.expert_count):
+            files[expert_file(expert)] = self._write_expert(expert)
+        files[PROBES_NAME] = self._write_probes()
+        return replace(
+            self._manifest, name=name, schema=QUANTISED_SCHEMA, quantisation=self._quantisation(), files=files
+        )
+
+    def _copy_others(self) -> dict[str, FileFacts]:
+        """Copies what is neither an expert nor a probe, checked on the way."""
+        mine = {PROBES_NAME, *(expert_file(expert) for expert in range(self._manifest.expert_count))}
+        others = {path: facts for path, facts in self._manifest.files.items() if path not in mine}
+        for path, facts in others.items():
+            self._package.check_file(path, sha256=True)
+            (self._root / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(self._package.file(path), self._root / path)
+            self._report(facts.size, path)
+        return others
+
+    def _write_expert(self, expert: int) -> FileFacts:
+        self._package.check_file(expert_file(expert), sha256=True)
+        tensors: dict[str, Tensor] = {}
+        for layer, weights in self._package.expert_weights(expert).items():
+            assert isinstance(weights, ExpertWeights)
+            tensors |= self._chosen(layer, expert, weights)
+        # What is kept is only known of this expert so far; its own file's layout needs no more.
+        manifest = replace(self._manifest, schema=QUANTISED_SCHEMA, quantisation=self._quantisation())
+        specs = expert_tensor_specs(manifest, expert, DTYPE_NAMES[manifest.torch_dtype])
+        writer = SafetensorsWriter(self._root / expert_file(expert), specs)
+        for name in specs:
+            writer.write(name, tensors[name])
+        self._report(self._manifest.files[expert_file(expert)].size, f"expert {expert}")
+        return FileFacts(writer.close(), writer.size)
+
+    def _chosen(self, layer: int, expert: int, weights: ExpertWeights) -> dict[str, Tensor]:
+        """The tensors of an expert in a layer as they will lie in its file."""
+        try:
+            small = QuantisedExpert(
+                quantised(weights.up), quantised(weights.down), weights.dtype, weights.up_bias, weights.down_bias
+            )
+        except ValueError as error:
+            raise ConversionError(f"expert {expert} of layer {layer}: {error}") from error
+        self._errors[layer, expert] = output_error(weights, small, self._manifest.ffn, layer)
+        kept = self._errors[layer, expert][0] > self._limit
+        wide = weights if kept else plain(small, torch.float64)
+        self._sketches[layer, expert] = sketch(
+            run_in_blocks(probe_rows(self._manifest.experts.hidden, layer), wide, self._manifest.ffn)
+        )
+        parts = {part: getattr(weights, part) for part in self._manifest.experts.shapes()}
+        if not kept:
+            for part in MATRICES:
+                matrix = getattr(small, part)
+                parts |= {part: matrix.q, f"{part}_scale": matrix.scale, f"{part}_offset": matrix.offset}
+        return {expert_tensor(layer, part): tensor for part, tensor in parts.items()}
+
+    def _quantisation(self) -> Quantisation:
+        layers = self._manifest.moe_layers
+        return Quantisation(
+            self._limit,
+            {
+                layer: tuple(self._errors.get((layer, expert), (0.0, 0.0)) for expert in range(count))
+                for layer, count in layers.items()
+            },
+            {
+                layer: tuple(e for e in range(count) if self._errors.get((layer, e), (0.0, 0.0))[0] > self._limit)
+                for layer, count in layers.items()
+            },
+        )
+
+    def _write_probes(self) -> FileFacts:
+        content = {
+            str(layer): [self._sketches[layer, expert] for expert in range(count)]
+            for layer, count in self._manifest.moe_layers.items()
+        }
+        path = self._root / PROBES_NAME
+        path.write_text(json.dumps(content, separators=(",", ":"), allow_nan=False) + "\n", encoding="ascii")
+        self._report(self._manifest.files[PROBES_NAME].size, PROBES_NAME)
+        return FileFacts(sha256_of_file(path), path.stat().st_size)
+
+
+def output_error(before: ExpertWeights, after: QuantisedExpert, spec: FfnSpec, layer: int) -> tuple[float, float]:
+    """Mean and greatest of |after - before| / |before| over fixed random rows of standard deviation 1, in float32.
+
+    Rounded to six digits, so that a manifest's bytes don't depend on the last places of a machine's products.
+    """
+    rows = _rows(before.hidden, layer)
+    outputs = [ffn(rows, plain(each, torch.float32), spec, backend="torch") for each in (_widened(before), after)]
+    norm = outputs[0].norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
+    relative = (outputs[1] - outputs[0]).norm(dim=1) / norm
+    return float(f"{float(relative.mean()):.5e}"), float(f"{float(relative.max()):.5e}")
+
+
+def _widened(weights: ExpertWeights) -> ExpertWeights:
+    biases = (None if bias is None else bias.float() for bias in (weights.up_bias, weights.down_bias))
+    return ExpertWeights(weights.up.float(), weights.down.float(), *biases)
+
+
+def _rows(hidden: int, layer: int) -> Tensor:
+    """The same on every machine: bits of SHAKE-256 made normal by adding twelve uniform numbers up."""
+    raw = hashlib.shake_256(f"moe.quantise {layer}".encode()).digest(12 * _ROWS * hidden)
+    uniform = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(12, _ROWS, hidden).float()
+    return (uniform.sum(dim=0) - 12 * 127.5) / 256.0

@@ -1,0 +1,163 @@
+"""Quantising a package: its bytes, its errors, who stays, and that it loads, proves itself and answers."""
+
+import json
+
+import pytest
+import torch
+from moe.expert.compute import compute
+from moe.expert.packing import Computation, pack
+from moe.expert.probe import check_probes
+from moe.expert.weights import load_group, open_package
+from moe.kernels.ffn import ExpertWeights, FfnSpec
+from moe.kernels.group_ffn import QuantisedExpert
+from moe.models.errors import ConversionError, OutputError, PackageError, PackageVersionError
+from moe.models.manifest import MANIFEST_NAME
+from moe.models.package import Package
+from moe.models.quantise import quantise_package
+from moe.models.verify import verify_package
+from support.expert_double import work
+from support.ffn_cases import rows as draw_rows
+from support.tiny_package import HIDDEN, MOE_LAYERS, expert_weights, write_package
+
+BIASED = FfnSpec("clamped_swiglu", gated=True, bias=True, limit=7.0, alpha=1.702)
+SPECS = {"silu": FfnSpec("silu", gated=True, bias=False), "biased": BIASED}
+
+
+@pytest.fixture(params=SPECS.values(), ids=SPECS)
+def made(request, tmp_path):
+    source = Package.open(write_package(tmp_path / "tiny", spec=request.param, dtype="bfloat16"))
+    return source, quantise_package(source, tmp_path / "small", name="small", limit=0.05)
+
+
+def test_it_is_a_sound_package_of_its_own_schema_and_name(made):
+    _, report = made
+    assert verify_package(report.path).problems == ()
+    manifest = Package.open(report.path, verify="sha256").manifest
+    assert (manifest.name, manifest.schema, manifest.dtype) == ("small", "moe.package/v2", "bfloat16")
+    assert manifest.quantisation == report.quantisation
+
+
+def test_the_errors_are_what_comparing_each_expert_with_the_original_gives(made):
+    source, report = made
+    small = Package.open(report.path)
+    rows = draw_rows(400, HIDDEN, torch.float32, seed=9)
+    before = pack(load_group(source, range(4), "float32"), Computation("torch"))
+    after = pack(load_group(small, range(4), "float32"), Computation("torch"))
+    for layer, count in MOE_LAYERS.items():
+        for expert in range(count):
+            items = [work(rows, [(row, expert, 1.0) for row in range(400)], layer=layer)]
+            left, right = (compute(items, packed).partials[0] for packed in (before, after))
+            error = ((right - left).norm(dim=1) / left.norm(dim=1)).mean().item()
+            # Two samples of a mean, of 64 and 400 rows.
+            assert error == pytest.approx(report.quantisation.errors[layer][expert][0], rel=0.4)
+
+
+@pytest.mark.parametrize("kernel", ["native", "torch"])
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_a_group_of_it_answers_its_probes(made, kernel, dtype):
+    package = open_package(made[1].path)
+    seen = []
+    packed = pack(load_group(package, range(4), dtype), Computation(kernel))
+    check_probes(package, packed, lambda done, total: seen.append(total))
+    assert len(seen) == sum(MOE_LAYERS.values())
+
+
+def test_an_expert_above_the_limit_stays_as_it_was_and_is_named(tmp_path):
+    source = Package.open(write_package(tmp_path / "tiny", dtype="bfloat16"))
+    every = [
+        pair[0]
+        for pairs in quantise_package(source, tmp_path / "all", limit=1.0).quantisation.errors.values()
+        for pair in pairs
+    ]
+    limit = sorted(every)[3]
+    report = quantise_package(source, tmp_path / "some", limit=limit)
+    kept = [(layer, expert) for layer, experts in report.quantisation.kept.items() for expert in experts]
+    assert len(kept) == sum(error > limit for error in every) == 3
+    small = Package.open(report.path)
+    for layer, count in MOE_LAYERS.items():
+        for expert in range(count):
+            held = small.expert_weights(expert)[layer]
+            assert isinstance(held, ExpertWeights if (layer, expert) in kept else QuantisedExpert)
+            if isinstance(held, ExpertWeights):
+                assert torch.equal(held.up, expert_weights(layer, expert, dtype="bfloat16").up)
+    package = open_package(report.path)
+    check_probes(package, pack(load_group(package, range(4)), Computation()), lambda done, total: None)
+
+
+def test_the_same_package_gives_the_same_bytes(tmp_path):
+    source = Package.open(write_package(tmp_path / "tiny", dtype="bfloat16"))
+    paths = [quantise_package(source, tmp_path / name).path for name in ("one", "two")]
+    files = [{str(f.relative_to(p)): f.read_bytes() for f in p.rglob("*") if f.is_file()} for p in paths]
+    assert files[0] == files[1]
+
+
+def test_progress_ends_at_the_whole(tmp_path):
+    source = Package.open(write_package(tmp_path / "tiny"))
+    seen = []
+    quantise_package(source, tmp_path / "small", progress=lambda done, total, label: seen.append((done, total)))
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1] == source.manifest.total_bytes
+
+
+def test_interrupted_it_leaves_nothing(tmp_path):
+    source = Package.open(write_package(tmp_path / "tiny"))
+
+    def interrupt(done: int, total: int, label: str) -> None:
+        if label == "expert 2":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantise_package(source, tmp_path / "small", progress=interrupt)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_a_target_that_is_there_is_refused_and_replaced_on_demand(tmp_path):
+    source = Package.open(write_package(tmp_path / "tiny"))
+    quantise_package(source, tmp_path / "small")
+    with pytest.raises(OutputError, match="exists already"):
+        quantise_package(source, tmp_path / "small")
+    assert quantise_package(source, tmp_path / "small", replace_existing=True).path.is_dir()
+
+
+def test_what_can_not_be_quantised_is_refused(tmp_path):
+    source = Package.open(write_package(tmp_path / "tiny"))
+    report = quantise_package(source, tmp_path / "small")
+    with pytest.raises(ConversionError, match="is quantised already"):
+        quantise_package(Package.open(report.path), tmp_path / "smaller")
+    with pytest.raises(ConversionError, match="limit: must be above 0, got 0"):
+        quantise_package(source, tmp_path / "other", limit=0)
+    poisoned = Package.open(write_package(tmp_path / "poisoned", poison=(2, 1, "down")))
+    with pytest.raises(ConversionError, match="expert 1 of layer 2: matrix: holds values that are NaN"):
+        quantise_package(poisoned, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"limit": 0}, "quantisation.limit: must be a number above 0"),
+        ({"kept": {"0": [4], "2": []}}, "quantisation.kept.0: must be a list of expert ids below 4"),
+        ({"kept": {"0": [1, 0], "2": []}}, "quantisation.kept.0: must be a list of expert ids below 4, ascending"),
+        ({"errors": {"0": [[0.1, 0.2]] * 4, "2": [[0.1]] * 3}}, "quantisation.errors.2: each must be two numbers"),
+        ({"more": 1}, "quantisation.more: is not a known field"),
+    ],
+)
+def test_a_manifest_that_says_nonsense_of_it_is_refused(tmp_path, change, message):
+    source = Package.open(write_package(tmp_path / "tiny"))
+    path = quantise_package(source, tmp_path / "small").path / MANIFEST_NAME
+    content = json.loads(path.read_bytes())
+    content["quantisation"] |= change
+    path.write_text(json.dumps(content))
+    with pytest.raises(PackageError, match=message.replace(".", r"\.")):
+        Package.open(path.parent)
+
+
+def test_a_manifest_of_the_first_schema_has_none(tmp_path):
+    path = write_package(tmp_path / "tiny") / MANIFEST_NAME
+    content = json.loads(path.read_bytes())
+    assert "quantisation" not in content
+    path.write_text(json.dumps(content | {"quantisation": None}))
+    with pytest.raises(PackageError, match="quantisation: is not a known field"):
+        Package.open(path.parent)
+    path.write_text(json.dumps(content | {"schema": "moe.package/v3"}))
+    with pytest.raises(PackageVersionError):
+        Package.open(path.parent)
