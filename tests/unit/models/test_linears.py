@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from moe.kernels.linear import PackedLinear, backends
 from moe.models.backbone import TransformersBackbone, UnsupportedBackboneError, load_backbone
+from moe.models.backbone.joined import JoinedLinear
 from moe.models.backbone.linears import PackedWeight
 from moe.models.contract import PackedBatch, Segment
 from support.families import FAMILIES, family_config, write_checkpoint
@@ -48,10 +49,9 @@ def test_a_tied_table_stays_for_its_look_ups_and_is_reported(tmp_path: Path) -> 
 
 def test_the_report_names_the_kernel_and_counts_projections_gates_and_head(mixtral: Path) -> None:
     backbone = load_backbone(mixtral, linear_kernel="native")
-    report = backbone.linears
-    assert set(report.layers) == {"native"}
-    assert report.layers["native"] == (4 + 1) * len(backbone.gates) + 1  # query, key, value, output and gate; the head
-    assert report.words().startswith(f"native ({report.layers['native']} layers, ")
+    layers = (4 + 1) * len(backbone.gates) + 1  # query, key, value, output and gate; the head
+    assert backbone.linears.layers == {"native": layers}
+    assert backbone.linears.words().startswith(f"native ({layers} layers), ")
 
 
 def test_deterministic_mode_takes_the_kernel_that_needs_no_tiles(mixtral: Path) -> None:
@@ -81,3 +81,43 @@ def test_a_packed_weight_multiplies_packed_and_is_a_tensor_otherwise() -> None:
     packed = PackedWeight.of(weight, PackedLinear(weight, backend="native"))
     assert torch.equal(F.linear(rows, packed), PackedLinear(weight, backend="native")(rows))
     assert type(packed.float() + 1) is Tensor
+
+
+ALONG_ROWS = {
+    "mean of squares": lambda rows: rows.pow(2).mean(-1, keepdim=True),
+    "softmax": lambda rows: torch.softmax(rows, -1),
+    "float32 softmax": lambda rows: torch.softmax(rows, -1, dtype=torch.float32),
+    "layer norm": lambda rows: F.layer_norm(rows, rows.shape[-1:]),
+}
+
+
+@pytest.mark.parametrize("name", ALONG_ROWS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [8, 60, 64, 576, 1000, 2048, 2880, 4096])
+def test_what_is_summed_along_a_row_does_not_depend_on_the_number_of_rows(
+    name: str, dtype: torch.dtype, width: int
+) -> None:
+    function, rows = ALONG_ROWS[name], torch.randn(70, width).to(dtype)
+    alone = torch.cat([function(rows[i : i + 1].clone()[None])[0] for i in range(70)])
+    for count in (2, 3, 7, 16, 17, 33, 70):  # around whole vectors and tiles
+        assert torch.equal(function(rows[:count].clone()[None])[0], alone[:count])
+
+
+def test_siblings_are_one_product_with_the_columns_of_each() -> None:
+    weights = [torch.randn(out, 6) for out in (4, 2, 2)]
+    layer = PackedLinear(torch.cat(weights), backend="native")
+    joined = JoinedLinear(layer, [4, 2, 2])
+    forwards = [joined.forward_of(place) for place in range(3)]
+    for rows in (torch.randn(1, 3, 6), torch.randn(1, 5, 6)):
+        for forward, weight in zip(forwards, weights, strict=True):
+            assert torch.equal(forward(rows), PackedLinear(weight, backend="native")(rows))
+
+
+def test_a_sibling_that_sees_another_tensor_answers_for_that_one() -> None:
+    joined = JoinedLinear(PackedLinear(torch.eye(4), backend="native"), [2, 2])
+    first, second = joined.forward_of(0), joined.forward_of(1)
+    a, b = torch.randn(1, 4), torch.randn(1, 4)
+    first(a)
+    assert torch.equal(second(b), b[:, 2:])
+    assert torch.equal(first(b), b[:, :2])
+    assert torch.equal(first(a), a[:, :2])

@@ -7,7 +7,7 @@ own, gets a weight that computes the product packed when it is handed to F.linea
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from moe.kernels.linear import AUTO, PackedLinear, backends
 from moe.kernels.registry import UnavailableBackendError
+from moe.models.backbone.joined import JoinedLinear, joined_weights, siblings
 from moe.models.seams.errors import UnsupportedBackboneError
 from torch import Tensor, nn
 
@@ -90,28 +91,77 @@ def pack_linears(
     batch-invariant kernels are taken. Raises UnsupportedBackboneError when the named kernel can't run here.
     """
     report = LinearReport()
-    wanted = _wanted(kernel, deterministic, report)
-    shared = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    for module in model.modules():
-        plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
-        if not (plain or module in gates):
-            continue
-        exact = wanted == AUTO and module.weight.dtype == torch.float32
-        if wanted == TORCH or exact or module in spared:
-            report.layers[TORCH] += module not in spared
-            continue
-        layer = _packed(module, wanted, plain=plain)
-        report.layers[layer.backend] += 1
-        if layer.backend == TORCH:
-            continue
-        report.packed_bytes += layer.bytes
-        if plain:
-            report.twice_bytes += layer.bytes if id(module.weight) in shared else 0
-            _replace(module, layer, shared)
-        else:
-            _replace_weight(module, layer)
+    packer = _Packer(model, _wanted(kernel, deterministic, report), report)
+    plain = [each for each in model.modules() if isinstance(each, nn.Linear) and each not in spared]
+    plain = [each for each in plain if type(each).forward is nn.Linear.forward]
+    for layers in siblings(model, set(plain)):
+        packer.join(layers)
+    for layer in plain:
+        packer.pack(layer)
+    for gate in gates:
+        packer.pack_gate(gate)
     logger.info("linear layers: %s", report.words())
     return report
+
+
+class _Packer:
+    """Packs the layers of one model, each once, into what the report counts."""
+
+    def __init__(self, model: nn.Module, wanted: str, report: LinearReport) -> None:
+        self._wanted, self._report = wanted, report
+        self._tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+        self._done: set[nn.Module] = set()
+
+    def join(self, layers: list[nn.Linear]) -> None:
+        """Packs siblings as one, unless they are better left to torch."""
+        if any(self._left(each.weight) or id(each.weight) in self._tables for each in layers):
+            return
+        packed = _packed(*joined_weights(layers), self._wanted)
+        if packed.backend == TORCH:
+            return
+        self._count(packed, len(layers))
+        joined = JoinedLinear(packed, [each.weight.shape[0] for each in layers])
+        for place, each in enumerate(layers):
+            self._replace(each, joined.forward_of(place))
+
+    def pack(self, module: Any) -> None:
+        """Packs one layer, if it has not been."""
+        if module in self._done:
+            return
+        packed = None if self._left(module.weight) else _packed(module.weight.detach(), module.bias, self._wanted)
+        self._count(packed)
+        if packed is not None and packed.backend != TORCH:
+            tied = id(module.weight) in self._tables
+            self._report.twice_bytes += packed.bytes if tied else 0
+            self._replace(module, packed.__call__)
+
+    def pack_gate(self, module: Any) -> None:
+        """Packs a gate, which keeps its small weight for whatever else it does with it."""
+        if module in self._done:
+            return
+        packed = None if self._left(module.weight) else _packed(module.weight.detach(), None, self._wanted)
+        self._count(packed)
+        if packed is not None and packed.backend != TORCH:
+            weight = module._parameters.pop("weight")
+            module.weight = PackedWeight.of(weight, packed)
+
+    def _left(self, weight: Tensor) -> bool:
+        """Whether a weight is left to torch without measuring."""
+        return self._wanted == TORCH or (self._wanted == AUTO and weight.dtype == torch.float32)
+
+    def _count(self, packed: PackedLinear | None, layers: int = 1) -> None:
+        kernel = TORCH if packed is None else packed.backend
+        self._report.layers[kernel] += layers
+        if packed is not None and kernel != TORCH:
+            self._report.packed_bytes += packed.bytes
+
+    def _replace(self, module: Any, forward: Callable[[Tensor], Tensor]) -> None:
+        """Gives a layer its packed forward, and its own weight up unless a table needs it."""
+        self._done.add(module)
+        if id(module.weight) not in self._tables:
+            module.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)
+        module.bias = None
+        module.forward = forward
 
 
 def _wanted(kernel: LinearKernel, deterministic: bool, report: LinearReport) -> str:
@@ -124,21 +174,8 @@ def _wanted(kernel: LinearKernel, deterministic: bool, report: LinearReport) -> 
     return NATIVE if why is None else TORCH
 
 
-def _packed(module: Any, backend: str, *, plain: bool) -> PackedLinear:
+def _packed(weight: Tensor, bias: Tensor | None, backend: str) -> PackedLinear:
     try:
-        return PackedLinear(module.weight.detach(), module.bias if plain else None, backend=backend)
+        return PackedLinear(weight, None if bias is None else bias.detach(), backend=backend)
     except UnavailableBackendError as error:
         raise UnsupportedBackboneError(f"linear kernel {backend} (--linear-kernel): {error}") from error
-
-
-def _replace(module: Any, layer: PackedLinear, shared: Collection[int]) -> None:
-    """Gives the layer its packed forward, and its own weight up unless a table needs it."""
-    if id(module.weight) not in shared:
-        module.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)
-    module.bias = None
-    module.forward = layer.__call__
-
-
-def _replace_weight(module: Any, layer: PackedLinear) -> None:
-    weight = module._parameters.pop("weight")
-    module.weight = PackedWeight.of(weight, layer)

@@ -51,6 +51,8 @@ class TransformersBackbone:
         self._connect_layers()
         self._seam.shared = connect_shared(model)
         self.linears: LinearReport = self._pack_linears(linear_kernel)
+        # A product that is the same for any number of rows needs no tiles; nor do sums along a row.
+        self._tiled = deterministic and not self.linears.invariant
         self.info: BackboneInfo = facts.info(
             topk=max(gate.topk for gate in self.gates.values()),
             moe_layers=counts,
@@ -79,7 +81,7 @@ class TransformersBackbone:
         cache = self._allocated()
         check_batch(batch, cache.lengths, cache.slot_tokens, self.info.vocabulary)
         count = batch.token_ids.shape[0]
-        rows = PackedRows(batch.segments, padded_rows(count) if self._deterministic else count)
+        rows = PackedRows(batch.segments, padded_rows(count) if self._tiled else count)
         cache.begin(rows)
         self._seam.begin(experts, rows)
         try:
@@ -102,12 +104,12 @@ class TransformersBackbone:
     @contextmanager
     def without_fixed_shapes(self) -> Iterator[None]:
         """Leaves deterministic mode for a block, to tell what it costs; no sequence may go on across the border."""
-        deterministic, mode = self._deterministic, self._mode
-        self._deterministic, self._mode = False, None
+        tiled, mode = self._tiled, self._mode
+        self._tiled, self._mode = False, None
         try:
             yield
         finally:
-            self._deterministic, self._mode = deterministic, mode
+            self._tiled, self._mode = tiled, mode
 
     def mask_experts(self, dead: Mapping[int, Sequence[int]]) -> None:
         """Keeps these experts (layer -> ids), and no others, from being chosen from the next step on.
@@ -119,7 +121,7 @@ class TransformersBackbone:
     def _forward(self, batch: PackedBatch, rows: PackedRows, cache: SlotCache) -> Tensor:
         wanted = batch.logit_rows.shape[0]
         token_ids, kept = batch.token_ids, batch.logit_rows
-        if self._deterministic:
+        if self._tiled:
             token_ids = functional.pad(token_ids, (0, rows.padded - rows.count))
             kept = functional.pad(kept, (0, padded_rows(wanted) - wanted))
         with self._mode or nullcontext():
