@@ -8,30 +8,26 @@
 
 namespace MOE_VARIANT {
 
+// Where in a step column j of a panel goes.
+static inline int64_t plain_place(int64_t j) { return j; }
+static inline int64_t paired_place(int64_t j) { return j % kLanes * 2 + j / kLanes; }  // see PanelBFloat16
+
+constexpr int64_t kPackSteps = 128;  // a block of them stays in the first-level cache while columns go into it
+
 template <class Bits>
-static void pack_plain(const moe_matrix& source, Matrix& matrix) {
+static void pack_panels(const moe_matrix& source, Matrix& matrix, int64_t (*place)(int64_t)) {
   const Bits* from = (const Bits*)source.data;
   for (int64_t p = 0; p < matrix.panels; ++p) {
     Bits* panel = (Bits*)(matrix.data.get() + p * matrix.panel_bytes);
-    for (int64_t j = 0; j < kPanel; ++j) {
-      const int64_t column = p * kPanel + j;
-      for (int64_t k = 0; k < matrix.in; ++k)
-        panel[k * kPanel + j] =
-            column < matrix.out ? from[column * source.out_stride + k * source.in_stride] : Bits{};
-    }
-  }
-}
-
-// As pack_plain, with columns j and j + kLanes side by side (see PanelBFloat16).
-static void pack_pairs(const moe_matrix& source, Matrix& matrix) {
-  const uint16_t* from = (const uint16_t*)source.data;
-  for (int64_t p = 0; p < matrix.panels; ++p) {
-    uint16_t* panel = (uint16_t*)(matrix.data.get() + p * matrix.panel_bytes);
-    for (int64_t j = 0; j < kPanel; ++j) {
-      const int64_t column = p * kPanel + j, place = j % kLanes * 2 + j / kLanes;
-      for (int64_t k = 0; k < matrix.in; ++k)
-        panel[k * kPanel + place] =
-            column < matrix.out ? from[column * source.out_stride + k * source.in_stride] : (uint16_t)0;
+    for (int64_t first = 0; first < matrix.in; first += kPackSteps) {
+      const int64_t last = first + kPackSteps < matrix.in ? first + kPackSteps : matrix.in;
+      for (int64_t j = 0; j < kPanel; ++j) {
+        const int64_t column = p * kPanel + j;
+        const Bits* values = from + (column < matrix.out ? column : 0) * source.out_stride;
+        Bits* to = panel + place(j);
+        for (int64_t k = first; k < last; ++k)
+          to[k * kPanel] = column < matrix.out ? values[k * source.in_stride] : Bits{};
+      }
     }
   }
 }
@@ -39,13 +35,13 @@ static void pack_pairs(const moe_matrix& source, Matrix& matrix) {
 static void pack(const moe_matrix& source, Matrix& matrix) {
   switch (source.dtype) {
     case MOE_FLOAT32:
-      return pack_plain<float>(source, matrix);
+      return pack_panels<float>(source, matrix, plain_place);
     case MOE_BFLOAT16:
-      return pack_pairs(source, matrix);
+      return pack_panels<uint16_t>(source, matrix, paired_place);
     case MOE_FLOAT16:
-      return pack_plain<uint16_t>(source, matrix);
+      return pack_panels<uint16_t>(source, matrix, plain_place);
     default:
-      pack_plain<int8_t>(source, matrix);
+      pack_panels<int8_t>(source, matrix, plain_place);
   }
   for (int64_t column = 0; column < matrix.panels * kPanel; ++column) {
     matrix.scale[column] = column < matrix.out ? source.scale[column] : 0;
