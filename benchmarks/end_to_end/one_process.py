@@ -1,0 +1,155 @@
+"""Our own path without any hop: front desk, engine, backbone and all experts in one process.
+
+    python -m benchmarks.end_to_end.one_process --package DIR --listen ADDRESS --threads N ...
+
+The router's own parts around a wire that computes at once: what is left between this and a deployment is the price of
+distribution. It takes the router's settings; the experts' threads are the router's.
+"""
+
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from moe.api.control.v1 import control_pb2
+from moe.api.inference.v1 import inference_pb2, inference_pb2_grpc
+from moe.discovery.directory import ExpertReplica, Snapshot
+from moe.expert.compute import compute
+from moe.expert.packing import Computation, PackedWeights
+from moe.expert.startup import Startup
+from moe.router.engine import Engine, EngineSettings
+from moe.router.fleet import FleetTracker
+from moe.router.front_desk import DeskTools, FrontDesk
+from moe.router.layer_call import CallSettings, LayerCaller
+from moe.router.loading import load_model, model_message, open_package
+from moe.router.requests import RequestReader
+from moe.router.settings import RouterSettings
+from moe.runtime.lifecycle import Lifecycle
+from moe.runtime.program import run_program
+from moe.runtime.server import Service
+from moe.wire.port import Combined, LayerCall, MissingPolicy, Outcome, Part, Target, WorkItem
+
+_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+
+
+class LocalWire:
+    """Implements moe.wire.port.RouterWire: computes every part at once, on the calling thread."""
+
+    name = "none"
+
+    def __init__(self, weights: PackedWeights) -> None:
+        self._weights = weights
+
+    def exchange(self, call: LayerCall, targets: Sequence[Target], aggregator: str | None, until: float) -> Outcome:
+        """See RouterWire. Parts are added in float32 when there are several, as by a combiner."""
+        partials = [self._partial(call, part) for part in call.parts]
+        if len(partials) == 1 and len(partials[0]) == len(call.hidden):
+            return Combined(partials[0].to(call.hidden.dtype))
+        rows = torch.zeros(call.hidden.shape)
+        for part, partial in zip(call.parts, partials, strict=True):
+            rows.index_add_(0, part.token_index, partial.float())
+        return Combined(rows.to(call.hidden.dtype))
+
+    def _partial(self, call: LayerCall, part: Part) -> torch.Tensor:
+        every = len(part.token_index) == len(call.hidden)
+        rows = call.hidden if every else call.hidden.index_select(0, part.token_index)
+        dtype = call.partial_dtype or call.hidden.dtype
+        slots = (part.slot_rows, part.slot_experts, part.slot_weights)
+        item = WorkItem(call.call_id, call.layer, part.part, "", rows, *slots, dtype, None)
+        return compute((item,), self._weights).partials[0]
+
+    def give_up(self, call: LayerCall, part: int, reason: str) -> None:
+        """Never needed: every part comes."""
+
+    def abandon(self, call: LayerCall) -> None:
+        """A call is done when `exchange` returns."""
+
+    def queued_rows(self, endpoint: str) -> int:
+        """Nothing waits."""
+        return 0
+
+    def set_endpoints(self, experts: Sequence[str], aggregators: Sequence[str]) -> None:
+        """There is nobody to dial."""
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class _Here:
+    """A directory with one group, which is this process and always ready."""
+
+    def __init__(self, model: str, experts: int) -> None:
+        here = ExpertReplica("here-0", "here", tuple(range(experts)), "here", ready=True)
+        self._snapshot = Snapshot(1, model, (here,))
+
+    def current(self) -> Snapshot:
+        """See moe.discovery.directory.Directory."""
+        return self._snapshot
+
+    def wait_newer(self, version: int, timeout_s: float) -> Snapshot:
+        """Nothing ever changes."""
+        return self._snapshot
+
+    def close(self) -> None:
+        """Nothing is watched."""
+
+
+class OneProcess:
+    """The process."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self._settings = settings
+        self._package = open_package(settings)
+        self._executor = ThreadPoolExecutor(1)
+        self._desk = FrontDesk(settings.name, stall_s=60.0, executor=self._executor)
+        self._lifecycle = Lifecycle()
+        self._engine: Engine | None = None
+
+    def service(self) -> Service:
+        """What the runtime's server runs."""
+        return Service(
+            self._settings.name,
+            (_SERVICE,),
+            lambda server: inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._desk, server),
+            control_pb2.DescribeResponse,
+            control_pb2.StatsResponse,
+            startup=self._start,
+            on_stop=self._stop,
+            lifecycle=self._lifecycle,
+        )
+
+    async def _start(self) -> None:
+        settings, manifest = self._settings, self._package.manifest
+        experts = tuple(range(manifest.expert_count))
+        weights = Startup(self._package, experts, settings.dtype, Computation()).run(settings.threads)
+        model = load_model(self._package, settings)
+        fleet = FleetTracker(_Here(manifest.name, manifest.expert_count), manifest.expert_count)
+        calls = CallSettings(MissingPolicy.WAIT, settings.layer_timeout_s, embedded=True)
+        caller = LayerCaller(LocalWire(weights), fleet, calls)
+        engine = Engine(
+            model.backbone, caller, EngineSettings(model.schedule, 60.0), model.tokenizer, self._lifecycle.fail
+        )
+        engine.start()
+        self._engine = engine
+        reader = RequestReader(model.limits, model.tokenizer)
+        self._desk.open(DeskTools(engine, reader, model.tokenizer, model_message(self._package, model)))
+
+    async def _stop(self) -> None:
+        if self._engine:
+            self._engine.stop(f"{self._settings.name} has stopped")
+        self._executor.shutdown(wait=False)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serves until it is ended."""
+    return run_program(
+        RouterSettings,
+        lambda settings: OneProcess(settings).service(),
+        argv,
+        prog="one-process",
+        description="Serves a model package from one process, to measure what distribution costs.",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""The table of one model: a row for each engine, figures with their spread, ratios to the one process without hops."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.figures import paired_ratio, summary
+from benchmarks.tables import number, table
+
+COLUMNS = {
+    "w1_tokens_s": "W1 tokens/s",
+    "w2_first_ms": "W2 first ms",
+    "w2_per_token_ms": "W2 ms/token",
+}
+LOAD_COLUMNS = {
+    "w3_capacity_s": "requests/s",
+    "w3_50_first_p50_ms": "50%: first P50",
+    "w3_50_first_p99_ms": "P99",
+    "w3_50_per_token_p50_ms": "token P50",
+    "w3_50_per_token_p99_ms": "P99",
+    "w3_90_first_p50_ms": "90%: first P50",
+    "w3_90_first_p99_ms": "P99",
+    "w3_90_per_token_p50_ms": "token P50",
+    "w3_90_per_token_p99_ms": "P99",
+}
+BASELINE = "moe, one process"
+
+
+@dataclass
+class Result:
+    """Of one engine. rounds: figure -> its value in each round. absent: why there are none."""
+
+    name: str
+    rounds: dict[str, list[float]] = field(default_factory=dict)
+    facts: dict[str, object] = field(default_factory=dict)
+    absent: str = ""
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        medians = {figure: summary(values).median for figure, values in self.rounds.items()}
+        facts = {"facts": self.facts, "absent": self.absent}
+        return {"engine": self.name, "medians": medians, "rounds": self.rounds, **facts}
+
+
+def print_results(name: str, results: Sequence[Result]) -> None:
+    """Tables, then the reasons of those that are absent."""
+    print(f"\n### {name}\n")
+    print(table(["engine", *COLUMNS.values(), "spread", "tax W1", "tax W2", "MiB"], _rows(results)))
+    if any("w3_capacity_s" in result.rounds for result in results):
+        print(f"\nW3, milliseconds, at 50% and 90% of each engine's own capacity ({LOAD_COLUMNS['w3_capacity_s']})\n")
+        print(table(["engine", *LOAD_COLUMNS.values()], [_figures(result, LOAD_COLUMNS) for result in results]))
+    for result in results:
+        if result.absent:
+            print(f"\nabsent: {result.absent}")
+
+
+def _rows(results: Sequence[Result]) -> list[list[str]]:
+    baseline = next((result for result in results if result.name == BASELINE), None)
+    return [[*_figures(result, COLUMNS), *_ends(result, baseline)] for result in results]
+
+
+def _figures(result: Result, columns: dict[str, str]) -> list[str]:
+    values = [result.rounds.get(figure) for figure in columns]
+    return [result.name, *(number(summary(each).median if each else None) for each in values)]
+
+
+def _ends(result: Result, baseline: Result | None) -> list[str]:
+    """Largest spread; how much dearer than one process, for ours; resident memory of all processes."""
+    resident = result.facts.get("resident_mib", "-")
+    if not result.rounds:
+        return ["absent", "-", "-", str(resident)]
+    spread = max(summary(result.rounds[figure]).spread for figure in COLUMNS)
+    if baseline is None or not baseline.rounds or "moe" not in result.name or result is baseline:
+        return [f"{spread:.0%}", "-", "-", str(resident)]
+    return [f"{spread:.0%}", *tax(result, baseline), str(resident)]
+
+
+def tax(result: Result, baseline: Result) -> tuple[str, str]:
+    """How much less throughput and how much longer a token than the baseline's, paired by round; `-` if unpaired."""
+    pairs = [(baseline, result, "w1_tokens_s"), (result, baseline, "w2_per_token_ms")]
+    cells = []
+    for above, below, figure in pairs:
+        numerators, denominators = above.rounds[figure], below.rounds[figure]
+        same = len(numerators) == len(denominators)
+        cells.append(f"{paired_ratio(numerators, denominators) - 1:+.0%}" if same else "-")
+    return cells[0], cells[1]

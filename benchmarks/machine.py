@@ -1,0 +1,80 @@
+"""What a table was measured on: CPU, cores, memory, load, versions. Read from /proc; nothing is configured here."""
+
+import os
+import platform
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+_VECTOR_FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """cores: that this process may run on. vector: instruction sets that decide about kernels. memory_gib: of the
+    machine. load: mean runnable processes over the last minute when the run began; above 0.3 the table is suspect.
+    """
+
+    date: str
+    cpu: str
+    cores: int
+    vector: tuple[str, ...]
+    memory_gib: float
+    load: float
+    system: str
+    versions: dict[str, str]
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """For people, one fact a line."""
+        versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
+        return [
+            f"date      {self.date}",
+            f"cpu       {self.cpu}, {self.cores} cores, {' '.join(self.vector) or 'no vector extensions that matter'}",
+            f"memory    {self.memory_gib:.0f} GiB",
+            f"load      {self.load:.2f} when the run began",
+            f"system    {self.system}",
+            f"versions  {versions}",
+        ]
+
+
+def this_machine(libraries: Iterable[str] = ("torch", "transformers", "grpcio")) -> Machine:
+    """This machine now."""
+    cpu, flags = _cpu()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return Machine(
+        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        cpu=cpu,
+        cores=len(os.sched_getaffinity(0)),
+        vector=tuple(flag for flag in _VECTOR_FLAGS if flag in flags),
+        memory_gib=memory,
+        load=os.getloadavg()[0],
+        system=platform.platform(),
+        versions={"python": platform.python_version(), **{name: installed(name) for name in libraries}},
+    )
+
+
+def installed(library: str) -> str:
+    """Its version here, or that it isn't installed."""
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu() -> tuple[str, frozenset[str]]:
+    """Model name with family and model numbers, and the flags that the kernel lists for the first core."""
+    fields: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        name, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(name.strip(), value.strip())
+    name = fields.get("model name", platform.machine())
+    if "cpu family" in fields:
+        name += f" (family {fields['cpu family']}, model {fields.get('model', '?')})"
+    return name, frozenset((fields.get("flags") or fields.get("Features") or "").split())
