@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import click
+from moe.cli.commands.bench import bench
 from moe.cli.commands.chat import chat
 from moe.cli.commands.convert import convert
 from moe.cli.commands.demo import demo
@@ -24,7 +25,7 @@ from moe.models.errors import ModelsError, PackageError, UnsupportedModelError
 from moe.operator.planner import PlanError
 from moe.runtime.errors import MoeError, StartupError
 
-_COMMANDS = (up, generate, chat, status, models, convert, quantize, tokenize, score, demo, version)
+_COMMANDS = (up, generate, chat, status, models, convert, quantize, tokenize, score, demo, bench, version)
 
 
 @click.group(
