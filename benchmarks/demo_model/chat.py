@@ -11,6 +11,7 @@ import click
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from benchmarks.demo_model.precision import dtype_option
 from benchmarks.demo_model.prompts import evaluation_prompts, training_prompts
 
 BATCH = 32
@@ -39,10 +40,10 @@ def decode_until_end(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
     return str(tokenizer.decode(ids[: ids.index(end) + 1] if end in ids else ids)) + "\n"
 
 
-def write_conversations(dense: Path, prompts: list[str], path: Path) -> None:
+def write_conversations(dense: Path, dtype: torch.dtype, prompts: list[str], path: Path) -> None:
     """Ask every prompt in batches and write the conversations one after another."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.bfloat16).eval()
+    model = AutoModelForCausalLM.from_pretrained(dense, dtype=dtype).eval()
     tokenizer = AutoTokenizer.from_pretrained(dense, padding_side="left")
     texts: list[str] = []
     for start in range(0, len(prompts), BATCH):
@@ -57,11 +58,12 @@ def write_conversations(dense: Path, prompts: list[str], path: Path) -> None:
 @click.option("--dense", type=click.Path(path_type=Path, exists=True), required=True, help="Dense checkpoint.")
 @click.option("--corpora", type=click.Path(path_type=Path), required=True, help="Folder to write the two files to.")
 @click.option("--conversations", default=384, show_default=True, help="Training conversations, 900 at most.")
-def main(dense: Path, corpora: Path, conversations: int) -> None:
+@dtype_option
+def main(*, dense: Path, corpora: Path, conversations: int, dtype: torch.dtype) -> None:
     """Write chat.eval.txt and chat.train.txt."""
     corpora.mkdir(parents=True, exist_ok=True)
-    write_conversations(dense, evaluation_prompts(), corpora / "chat.eval.txt")
-    write_conversations(dense, training_prompts(conversations), corpora / "chat.train.txt")
+    write_conversations(dense, dtype, evaluation_prompts(), corpora / "chat.eval.txt")
+    write_conversations(dense, dtype, training_prompts(conversations), corpora / "chat.train.txt")
 
 
 if __name__ == "__main__":

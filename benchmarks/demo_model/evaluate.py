@@ -15,14 +15,15 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from benchmarks.demo_model.perplexity import perplexities
+from benchmarks.demo_model.precision import dtype_option
 from benchmarks.demo_model.texts import DOMAINS, LENGTH, evaluation_rows
 
 TOPKS = (4, 8, 6, 3, 2)  # the served one first, in case the run is cut short
 
 
-def load(path: Path) -> PreTrainedModel:
-    """The checkpoint in bf16, as it is served."""
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
+def load(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """The checkpoint, its bf16 weights computed with in `dtype`."""
+    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
 
 
 def set_topk(model: PreTrainedModel, topk: int) -> None:
@@ -49,13 +50,24 @@ def markdown(results: dict[str, dict[str, float]]) -> str:
 @click.option("--rows", default=8, show_default=True, help="Rows of 512 tokens per domain.")
 @click.option("--topk", "topks", type=int, multiple=True, default=TOPKS, show_default=True, help="Experts a token.")
 @click.option("--table", is_flag=True, help="Print the table as Markdown.")
-def main(*, dense: Path, moe: Path, corpora: Path, out: Path, rows: int, topks: tuple[int, ...], table: bool) -> None:
+@dtype_option
+def main(
+    *,
+    dense: Path,
+    moe: Path,
+    corpora: Path,
+    out: Path,
+    rows: int,
+    topks: tuple[int, ...],
+    table: bool,
+    dtype: torch.dtype,
+) -> None:
     """Measure dense, then the demo model at every k; the JSON is written anew after each."""
     sets = evaluation_rows(corpora, AutoTokenizer.from_pretrained(dense), rows)
     report: dict[str, Any] = {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "dtype": "bfloat16",
+        "dtype": str(dtype).removeprefix("torch."),
         "tokens": {name: int(values.numel()) for name, values in sets.items()},
         "row_tokens": LENGTH,
         "results": {},
@@ -65,7 +77,7 @@ def main(*, dense: Path, moe: Path, corpora: Path, out: Path, rows: int, topks: 
     for name, path, topk in models:
         started = time.monotonic()
         if model is None or loaded != path:
-            model, loaded = load(path), path
+            model, loaded = load(path, dtype), path
         if topk is not None:
             set_topk(model, topk)
         report["results"][name] = perplexities(model, sets)

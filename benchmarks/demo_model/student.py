@@ -75,7 +75,9 @@ class RoutedFeedForward(nn.Module):
         self.router = nn.Parameter(router.float().clone())
         self.shared_gate = nn.Parameter(torch.zeros(router.shape[1]))
         owner = torch.where(labels == SHARED, self.experts, labels.long())
-        self.register_buffer("owners", F.one_hot(owner, self.experts + 1).T.to(torch.bfloat16), persistent=False)
+        self.register_buffer(
+            "owners", F.one_hot(owner, self.experts + 1).T.to(self.gate.weight.dtype), persistent=False
+        )
 
     def neuron_weights(self, x: Tensor) -> Tensor:
         """[..., hidden] -> [..., neurons]: the weight of each neuron's owner, zero outside the top-k."""

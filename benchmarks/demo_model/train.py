@@ -23,10 +23,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from benchmarks.demo_model.distillation import distil_step
 from benchmarks.demo_model.perplexity import perplexities
+from benchmarks.demo_model.precision import dtype_option
 from benchmarks.demo_model.student import adapter_tensors, build_student, load_adapter
 from benchmarks.demo_model.texts import DOMAINS, TrainingRows, evaluation_rows, token_rows
 
-ROWS = 2  # rows of 512 tokens drawn for a step
+ROWS = 2  # rows of 512 tokens drawn at once; an update takes `--batches` such draws
 WINDOW = 256  # tokens of context in training: half a row, because attention's cost on a CPU grows with its square
 DOMAIN_WEIGHTS = {
     "finance": 2, "legal": 5, "techdoc": 3, "code": 3, "scripture": 4, "world": 3, "chat": 8,
@@ -131,11 +132,11 @@ def update(optimizer: torch.optim.AdamW, share: float) -> None:
     optimizer.zero_grad(set_to_none=True)
 
 
-def load_models(dense: Path, start: Path) -> tuple[PreTrainedModel, PreTrainedModel]:
+def load_models(dense: Path, start: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Teacher and student; their layers compiled, which nearly halves the time of a step on a CPU."""
     # eager: on a CPU the backward of scaled_dot_product_attention takes twice the time of plain matrix products
     teacher, student = (
-        AutoModelForCausalLM.from_pretrained(dense, dtype=torch.bfloat16, attn_implementation=attention).eval()
+        AutoModelForCausalLM.from_pretrained(dense, dtype=dtype, attn_implementation=attention).eval()
         for attention in ("sdpa", "eager")
     )
     adapter = load_file(start)
@@ -163,6 +164,7 @@ class Training:
     monitor: dict[str, Tensor]
     progress: Progress
     out: Path
+    batches: int
 
     def run(self) -> None:
         """Steps until the end; a line every ten steps, a save and a look at held-out text every ten minutes."""
@@ -183,13 +185,15 @@ class Training:
         click.echo(f"done: {self.progress.step} steps, {self.progress.tokens} tokens")
 
     def step(self) -> float:
-        """One batch and one update; returns the batch's mean KL in nats."""
-        batch = self.draw()
-        loss = distil_step(self.teacher, self.student, batch)
+        """One update from `batches` draws; returns their mean KL in nats."""
+        losses = []
+        for _ in range(self.batches):
+            batch = self.draw()
+            losses.append(distil_step(self.teacher, self.student, batch))
+            self.progress.tokens += batch.numel()
         update(self.optimizer, self.progress.rate())
         self.progress.step += 1
-        self.progress.tokens += batch.numel()
-        return loss
+        return sum(losses) / len(losses)
 
     def save(self) -> None:
         """Write adapter and state, and tell the perplexity."""
@@ -209,15 +213,27 @@ class Training:
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for adapter and state.")
 @click.option("--until", required=True, help="End, HH:MM by the local clock.")
 @click.option("--rate", default=1e-3, show_default=True, help="Peak learning rate.")
+@click.option("--batches", default=1, show_default=True, help="Draws of 1,024 tokens that an update sums up.")
 @click.option("--seed", default=0, show_default=True)
+@dtype_option
 def main(
-    *, dense: Path, corpora: Path, start: Path, state: Path | None, out: Path, until: str, rate: float, seed: int
+    *,
+    dense: Path,
+    corpora: Path,
+    start: Path,
+    state: Path | None,
+    out: Path,
+    until: str,
+    rate: float,
+    batches: int,
+    seed: int,
+    dtype: torch.dtype,
 ) -> None:
     """Train until the given moment."""
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(dense)
-    teacher, student = load_models(dense, start)
+    teacher, student = load_models(dense, start, dtype)
     optimizer = make_optimizer(student, rate)
     progress = Progress(time.time(), moment(until))
     if state is not None:
@@ -230,6 +246,7 @@ def main(
         monitor=evaluation_rows(corpora, tokenizer, 1),
         progress=progress,
         out=out,
+        batches=batches,
     )
     training.run()
 
