@@ -16,6 +16,10 @@ from support.packed_loop import Sequenced, generate, random_prompts
 TOLERANCE = 1e-4
 """Largest difference of float32 logits (of magnitude 5): two orders of addition over three layers."""
 
+RECURRENCE_TOLERANCE = 2e-4
+"""The same where the library's reference runs linear attention in chunks and we step by step: two formulas, whose decays
+multiply up over the text (measured 8.7e-5 on AVX-512, 1.45e-4 on AVX2)."""
+
 RECURRENT = {"qwen3_next", "qwen3_5_moe_text"}
 PROMPT_LENGTHS = (1, 7, 20, 48)
 SLOTS = 6
@@ -112,7 +116,7 @@ def test_64_greedy_tokens_and_their_logits_equal_the_library_s(loaded: Callable[
         float((ours - torch.stack(one.logits)).abs().max()) for ours, one in zip(wanted, sequences, strict=True)
     )
     assert [logits.argmax(-1).tolist() for logits in wanted] == [one.generated for one in sequences]
-    assert largest <= TOLERANCE
+    assert largest <= (RECURRENCE_TOLERANCE if name in RECURRENT else TOLERANCE)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -7,14 +7,26 @@ company.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from moe.kernels.ffn.spec import ExpertWeights, FfnSpec
+from moe.kernels.tiles import tile_product
 from torch import Tensor
 
 Curve = Callable[[Tensor], Tensor]
 Elementwise = Callable[[Curve, Tensor], Tensor]
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class _Arithmetic:
+    """How products and curves are computed: over whole tensors, or so that a row's bits are its own."""
+
+    product: Product
+    elementwise: Elementwise
+
 
 _CURVES: dict[str, Curve] = {
     "silu": F.silu,
@@ -28,7 +40,7 @@ def ffn(rows: Tensor, weights: ExpertWeights, spec: FfnSpec, *, tile_rows: int |
     """Rows [n, hidden], any float dtype, through one expert; returns [n, hidden] in the weights' dtype."""
     rows = rows.to(weights.up.dtype)
     if tile_rows is None:
-        return _forward(rows, weights, spec, _whole)
+        return _forward(rows, weights, spec, _WHOLE)
     out = rows.new_empty(rows.shape)
     # One buffer for all tiles, so that the alignment that BLAS may act on is the same for each of them.
     tile = rows.new_zeros(tile_rows, rows.shape[1])
@@ -36,16 +48,16 @@ def ffn(rows: Tensor, weights: ExpertWeights, spec: FfnSpec, *, tile_rows: int |
         count = min(tile_rows, len(rows) - start)
         tile[:count] = rows[start : start + count]
         tile[count:] = 0
-        out[start : start + count] = _forward(tile, weights, spec, _by_row)[:count]
+        out[start : start + count] = _forward(tile, weights, spec, _TILED)[:count]
     return out
 
 
-def _forward(rows: Tensor, weights: ExpertWeights, spec: FfnSpec, elementwise: Elementwise) -> Tensor:
+def _forward(rows: Tensor, weights: ExpertWeights, spec: FfnSpec, arithmetic: _Arithmetic) -> Tensor:
     # The bias is added after the product has been rounded, as transformers does, not inside the product.
-    up = F.linear(rows, weights.up)
+    up = arithmetic.product(rows, weights.up)
     if weights.up_bias is not None:
         up += weights.up_bias
-    down = F.linear(_activate(up, spec, elementwise), weights.down)
+    down = arithmetic.product(_activate(up, spec, arithmetic.elementwise), weights.down)
     if weights.down_bias is not None:
         down += weights.down_bias
     return down
@@ -76,3 +88,7 @@ def _by_row(curve: Curve, values: Tensor) -> Tensor:
     # torch's vectorised loops finish an odd tail with scalar code that rounds differently (seen with silu, gelu_tanh),
     # so an element's bits depend on where it lies in the call; by row, that is its column.
     return torch.stack([curve(row) for row in values.unbind(0)])
+
+
+_WHOLE = _Arithmetic(F.linear, _whole)
+_TILED = _Arithmetic(tile_product, _by_row)

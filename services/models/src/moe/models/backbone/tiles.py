@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from moe.kernels.tiles import tile_product
 from torch import Tensor
 
 TILE = 16
@@ -47,7 +48,7 @@ def _settled(tile: Tensor) -> Tensor:
 def tiled_linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear` for [..., width] with bits that depend on each row alone."""
     flat = rows.reshape(-1, rows.shape[-1])
-    products = [F.linear(tile, weight, bias) for tile in row_tiles(flat)]
+    products = [tile_product(tile, weight, bias) for tile in row_tiles(flat)]
     result = products[0] if len(products) == 1 else torch.cat(products)
     return result[: flat.shape[0]].view(*rows.shape[:-1], weight.shape[0])
 
