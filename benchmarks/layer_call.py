@@ -34,7 +34,7 @@ from benchmarks.wires import WIRES, AbsentError, wire
 
 EXPERTS, TOPK, HIDDEN = 16, 2, 1024
 _CALLS = {1: 400, 16: 300, 256: 80, 2048: 16}
-_WARM_UP_S, _TIMEOUT_S = 0.3, 20.0
+_WARM_UP_S, _ROUND_S, _TIMEOUT_S = 0.3, 1.5, 20.0
 _COLD_BYTES, _COLD_S = 8 << 20, 0.0006
 _PLANS = 8
 PLACES = ("router", "process")
@@ -180,21 +180,21 @@ def _warm_up(rig: Rig, plans: list[LayerCall]) -> None:
 
 
 def _round(rig: Rig, plans: list[LayerCall], case: Case) -> tuple[list[float], float]:
-    """Seconds of each call, and CPU seconds a call. The CPU time of cold rounds' other work is taken off."""
+    """Seconds of each call, for 1.5 s at most, and CPU seconds a call; the other work of a cold round is not counted."""
     other = OtherWork() if case.cold else None
     samples: list[float] = []
-    calls = _CALLS.get(case.tokens, 50)
     between = 0.0
+    until = time.perf_counter() + _ROUND_S
     before = cpu_seconds(rig.pids)
-    for turn in range(calls):
+    while len(samples) < _CALLS.get(case.tokens, 50) and time.perf_counter() < until:
         if other:
             started = time.thread_time()
             other.run()
             between += time.thread_time() - started
         started = time.perf_counter()
-        rig.call(plans[turn % len(plans)])
+        rig.call(plans[len(samples) % len(plans)])
         samples.append(time.perf_counter() - started)
-    return samples, (cpu_seconds(rig.pids) - before - between) / calls
+    return samples, (cpu_seconds(rig.pids) - before - between) / len(samples)
 
 
 def _cost(name: str, times: list[list[float]], cpu: list[float]) -> Cost:
