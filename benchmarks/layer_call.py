@@ -180,7 +180,7 @@ def _warm_up(rig: Rig, plans: list[LayerCall]) -> None:
 
 
 def _round(rig: Rig, plans: list[LayerCall], case: Case) -> tuple[list[float], float]:
-    """Seconds of each call, for 1.5 s at most, and CPU seconds a call; the other work of a cold round is not counted."""
+    """Seconds of each call, for 1.5 s at most, and CPU seconds a call; the other work of cold rounds is not counted."""
     other = OtherWork() if case.cold else None
     samples: list[float] = []
     between = 0.0
