@@ -1,0 +1,45 @@
+//! The wire of moe in native code: layer calls leave a router, are worked on by experts and come back combined without
+//! the interpreter. Standard gRPC over the same .proto as the grpcio implementation, with which it mixes freely.
+//!
+//! The pure parts (`combiner`, `queue`, `ledger`) read no clock and do no I/O; `router`, `collector`, `aggregator` and
+//! `expert` carry them over `link` and `serve`; `python` is the door to moe.wire.native.
+
+pub mod backoff;
+pub mod codec;
+pub mod collector;
+pub mod combiner;
+pub mod driver;
+pub mod host;
+pub mod ledger;
+pub mod link;
+pub mod logs;
+pub mod names;
+pub mod outbox;
+pub mod queue;
+pub mod router;
+pub mod settings;
+pub mod sums;
+pub mod tensors;
+
+/// The messages, generated from the .proto sources.
+#[allow(clippy::all, missing_docs, rustdoc::all)]
+pub mod api {
+    pub mod moe {
+        pub mod tensor {
+            pub mod v1 {
+                include!(concat!(env!("OUT_DIR"), "/moe.tensor.v1.rs"));
+            }
+        }
+        pub mod expert {
+            pub mod v1 {
+                include!(concat!(env!("OUT_DIR"), "/moe.expert.v1.rs"));
+            }
+        }
+        pub mod aggregator {
+            pub mod v1 {
+                include!(concat!(env!("OUT_DIR"), "/moe.aggregator.v1.rs"));
+            }
+        }
+    }
+    pub use moe::{aggregator::v1 as aggregator, expert::v1 as expert, tensor::v1 as tensor};
+}
