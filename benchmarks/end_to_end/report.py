@@ -67,10 +67,11 @@ def _ends(result: Result, baseline: Result | None) -> list[str]:
     resident = result.facts.get("resident_mib", "-")
     if not result.rounds:
         return ["absent", "-", "-", str(resident)]
-    spread = max(summary(result.rounds[figure]).spread for figure in COLUMNS)
+    figures = [summary(result.rounds[figure]) for figure in COLUMNS]
+    spread = f"{max(each.spread for each in figures):.0%}" if figures[0].rounds > 1 else "-"
     if baseline is None or not baseline.rounds or "moe" not in result.name or result is baseline:
-        return [f"{spread:.0%}", "-", "-", str(resident)]
-    return [f"{spread:.0%}", *tax(result, baseline), str(resident)]
+        return [spread, "-", "-", str(resident)]
+    return [spread, *tax(result, baseline), str(resident)]
 
 
 def tax(result: Result, baseline: Result) -> tuple[str, str]:
