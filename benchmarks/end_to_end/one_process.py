@@ -29,10 +29,12 @@ from moe.runtime.program import run_program
 from moe.runtime.server import Service
 from moe.wire.port import Combined, LayerCall, MissingPolicy, Outcome, Part, Target, WorkItem
 
+from benchmarks.alone import FixedDirectory, PeerlessWire
+
 _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 
 
-class LocalWire:
+class LocalWire(PeerlessWire):
     """Implements moe.wire.port.RouterWire: computes every part at once, on the calling thread."""
 
     name = "none"
@@ -58,40 +60,11 @@ class LocalWire:
         item = WorkItem(call.call_id, call.layer, part.part, "", rows, *slots, dtype, None)
         return compute((item,), self._weights).partials[0]
 
-    def give_up(self, call: LayerCall, part: int, reason: str) -> None:
-        """Never needed: every part comes."""
 
-    def abandon(self, call: LayerCall) -> None:
-        """A call is done when `exchange` returns."""
-
-    def queued_rows(self, endpoint: str) -> int:
-        """Nothing waits."""
-        return 0
-
-    def set_endpoints(self, experts: Sequence[str], aggregators: Sequence[str]) -> None:
-        """There is nobody to dial."""
-
-    def close(self) -> None:
-        """There is nothing to end."""
-
-
-class _Here:
-    """A directory with one group, which is this process and always ready."""
-
-    def __init__(self, model: str, experts: int) -> None:
-        here = ExpertReplica("here-0", "here", tuple(range(experts)), "here", ready=True)
-        self._snapshot = Snapshot(1, model, (here,))
-
-    def current(self) -> Snapshot:
-        """See moe.discovery.directory.Directory."""
-        return self._snapshot
-
-    def wait_newer(self, version: int, timeout_s: float) -> Snapshot:
-        """Nothing ever changes."""
-        return self._snapshot
-
-    def close(self) -> None:
-        """Nothing is watched."""
+def _here(model: str, experts: int) -> FixedDirectory:
+    """One group, which is this process and always ready."""
+    here = ExpertReplica("here-0", "here", tuple(range(experts)), "here", ready=True)
+    return FixedDirectory(Snapshot(1, model, (here,)))
 
 
 class OneProcess:
@@ -123,7 +96,7 @@ class OneProcess:
         experts = tuple(range(manifest.expert_count))
         weights = Startup(self._package, experts, settings.dtype, Computation()).run(settings.threads)
         model = load_model(self._package, settings)
-        fleet = FleetTracker(_Here(manifest.name, manifest.expert_count), manifest.expert_count)
+        fleet = FleetTracker(_here(manifest.name, manifest.expert_count), manifest.expert_count)
         calls = CallSettings(MissingPolicy.WAIT, settings.layer_timeout_s, embedded=True)
         caller = LayerCaller(LocalWire(weights), fleet, calls)
         engine = Engine(

@@ -22,6 +22,7 @@ from moe.runtime.errors import MoeError
 from moe.wire.port import Combined, Incomplete, LayerCall, MissingPolicy, Outcome, Target
 from torch import nn
 
+from benchmarks.alone import FixedDirectory, PeerlessWire
 from benchmarks.router_step.stopwatch import Stage, Stopwatch
 
 WARM_STEPS = 10
@@ -41,7 +42,7 @@ class Measured:
         return asdict(self)
 
 
-class LoopbackWire:
+class LoopbackWire(PeerlessWire):
     """Answers every layer call at once with its own rows."""
 
     name = "loop-back"
@@ -50,40 +51,11 @@ class LoopbackWire:
         """See RouterWire."""
         return Incomplete() if targets and until <= time.monotonic() else Combined(call.hidden)
 
-    def give_up(self, call: LayerCall, part: int, reason: str) -> None:
-        """Never needed."""
 
-    def abandon(self, call: LayerCall) -> None:
-        """Nothing is kept."""
-
-    def queued_rows(self, endpoint: str) -> int:
-        """Nothing waits."""
-        return 0
-
-    def set_endpoints(self, experts: Sequence[str], aggregators: Sequence[str]) -> None:
-        """All are here."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class Everywhere:
-    """A directory with one replica for each expert."""
-
-    def __init__(self, experts: int) -> None:
-        replicas = tuple(ExpertReplica(f"e{i}-0", f"e{i}", (i,), f"e{i}-0", ready=True) for i in range(experts))
-        self._snapshot = Snapshot(1, "benchmark", replicas)
-
-    def current(self) -> Snapshot:
-        """See Directory."""
-        return self._snapshot
-
-    def wait_newer(self, version: int, timeout_s: float) -> Snapshot:
-        """See Directory."""
-        return self._snapshot
-
-    def close(self) -> None:
-        """See Directory."""
+def everywhere(experts: int) -> FixedDirectory:
+    """One replica for each expert."""
+    replicas = tuple(ExpertReplica(f"e{i}-0", f"e{i}", (i,), f"e{i}-0", ready=True) for i in range(experts))
+    return FixedDirectory(Snapshot(1, "benchmark", replicas))
 
 
 class Sink:
@@ -109,7 +81,7 @@ class _Run:
         experts = max(backbone.info.moe_layers.values())
         schedule = ScheduleLimits(rows, 2**30, 0, 2**20, 1)
         caller = LayerCaller(
-            LoopbackWire(), FleetTracker(Everywhere(experts), experts), CallSettings(MissingPolicy.WAIT, 60.0, True)
+            LoopbackWire(), FleetTracker(everywhere(experts), experts), CallSettings(MissingPolicy.WAIT, 60.0, True)
         )
         self.engine = Engine(backbone, caller, EngineSettings(schedule, 60.0))
         self._steps, self._rows, self._context = steps, rows, context
