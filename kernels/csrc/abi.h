@@ -11,18 +11,20 @@
 #define MOE_EXPORT __attribute__((visibility("default")))
 
 // Raised whenever a signature or a layout changes, so that an old library beside new Python is refused.
-#define MOE_KERNELS_ABI 3
+#define MOE_KERNELS_ABI 4
 
 #define MOE_FLOAT32 1
 #define MOE_BFLOAT16 2
 #define MOE_FLOAT16 3
 // Weights only: signed bytes q with a float scale and offset per output channel, standing for scale * q + offset.
 #define MOE_INT8 100
+// The same, and rows are rounded to bytes as well, with a scale of each row's own: approximate, and cheaper.
+#define MOE_INT8_DYNAMIC 101
 
 extern "C" {
 
 // A matrix as it lies in memory before it is packed: [out, in] elements of `dtype`.
-// scale and offset: float [out], for MOE_INT8 only, else null.
+// scale and offset: float [out], for bytes only, else null.
 typedef struct {
   const void* data;
   const float* scale;
@@ -94,4 +96,43 @@ MOE_EXPORT int32_t moe_group_ffn(const void* handle, const void* rows, int64_t n
                                  const int32_t* slot_experts, const void* slot_weights, int32_t weights_dtype,
                                  int64_t n_slots, void* partial, int32_t partial_dtype, char* error,
                                  int64_t error_size);
+
+// Keys and values of all slots in one layer's cache: [slots][heads][tokens][size] elements, any strides but the last.
+// groups: query heads that share a key head. sinks: float [heads * groups], a score each without a value, or null.
+typedef struct {
+  const void* keys;
+  const void* values;
+  const float* sinks;
+  int64_t heads;
+  int64_t groups;
+  int64_t key_size;
+  int64_t value_size;
+  int64_t key_slot_stride;
+  int64_t key_head_stride;
+  int64_t key_token_stride;
+  int64_t value_slot_stride;
+  int64_t value_head_stride;
+  int64_t value_token_stride;
+  float scale;
+  int32_t dtype;
+} moe_cache;
+
+// out [n, heads * groups, value_size] = softmax(scale * query . keys) * values, row by row: row i's keys are tokens
+// firsts[i] to ends[i] - 1 of slots[i]. query [n, heads * groups, key_size] and out are of the cache's dtype.
+MOE_EXPORT int32_t moe_attend(int32_t variant, const moe_cache* cache, const void* query, int64_t query_row_stride,
+                              int64_t query_head_stride, int64_t n, const int32_t* slots, const int32_t* firsts,
+                              const int32_t* ends, void* out, int64_t out_row_stride, int32_t threads, char* error,
+                              int64_t error_size);
+
+// Stores n rows' keys and values [rows][heads][size], strides in elements, as the last token of each row's range:
+// token ends[i] - 1 of slots[i].
+MOE_EXPORT int32_t moe_store(const moe_cache* cache, const void* keys, int64_t key_row_stride, int64_t key_head_stride,
+                             const void* values, int64_t value_row_stride, int64_t value_head_stride, int64_t n,
+                             const int32_t* slots, const int32_t* ends, char* error, int64_t error_size);
+
+// out [n, width], side by side = row / sqrt(mean(row^2) + epsilon) * weight. round_first: the quotient is rounded to the
+// rows' dtype before it is multiplied.
+MOE_EXPORT int32_t moe_rms_norm(int32_t variant, const void* rows, int32_t dtype, int64_t n, int64_t row_stride,
+                                int64_t width, const float* weight, float epsilon, int32_t round_first, void* out,
+                                int32_t threads, char* error, int64_t error_size);
 }

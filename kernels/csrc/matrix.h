@@ -42,6 +42,14 @@ struct SlotOutput {
   float weight;
 };
 
+// A row that attends: its query heads' elements, where its result goes, and its keys (tokens first to end of a slot).
+struct AttentionRow {
+  const void* query;
+  int64_t query_head_stride;
+  void* out;
+  int64_t slot, first, end;
+};
+
 // How n rows are cut into tiles: as few as possible, their heights differing by one at most, higher ones first.
 struct Tiling {
   int64_t tiles, height, higher;
@@ -86,6 +94,17 @@ struct Variant {
   // One row of the partial, from its slots in their order.
   void (*combine)(const moe_ffn& formula, const SlotOutput* slots, int64_t count, int32_t weights_dtype, void* partial,
                   int32_t partial_dtype);
+
+  // Floats of scratch that `attend` needs for this many query heads and keys.
+  int64_t (*attention_scratch)(const moe_cache& cache, int64_t heads, int64_t keys);
+
+  // Query heads first to last - 1 of a row, which share key head `head`.
+  void (*attend)(const moe_cache& cache, const AttentionRow& row, int64_t head, int64_t first, int64_t last,
+                 float* scratch);
+
+  // One row.
+  void (*rms_norm)(const void* from, int32_t dtype, const float* weight, int64_t width, float epsilon, bool round_first,
+                   void* to);
 };
 
 // Variants that this processor can run, worst first.

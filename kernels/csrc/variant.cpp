@@ -1,6 +1,7 @@
 // Everything that is compiled once per instruction set (MOE_VARIANT names it): packing, products, rounding.
 
 #include "activation.h"
+#include "attention.h"
 #include "matrix.h"
 #include "product.h"
 #include "scalars.h"
@@ -142,6 +143,6 @@ static void finish(const float* sums, int64_t sums_stride, const float* bias, in
 
 extern const Variant variant;
 const Variant variant = {MOE_NAME(MOE_VARIANT), kPanel, kTileRows, pack, gather, product, row_sums, finish,
-                         activate,              combine};
+                         activate,              combine, attention_scratch, attend, rms_norm};
 
 }  // namespace MOE_VARIANT

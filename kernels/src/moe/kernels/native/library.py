@@ -14,7 +14,7 @@ PATH_VARIABLE = "MOE_KERNELS_LIBRARY"
 """Environment variable that names another build of the library, such as the one with sanitizers."""
 
 PATH = Path(os.environ.get(PATH_VARIABLE) or Path(__file__).with_name("libmoe_kernels.so"))
-ABI = 3
+ABI = 4
 """MOE_KERNELS_ABI of csrc/abi.h that this Python speaks."""
 
 _REMEDY = "build it with `make kernels-native`"
@@ -54,10 +54,35 @@ class FfnStruct(ctypes.Structure):
     )
 
 
+class CacheStruct(ctypes.Structure):
+    """moe_cache: one layer's keys and values."""
+
+    _fields_ = (
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("sinks", c_void_p),
+        ("heads", c_int64),
+        ("groups", c_int64),
+        ("key_size", c_int64),
+        ("value_size", c_int64),
+        ("key_slot_stride", c_int64),
+        ("key_head_stride", c_int64),
+        ("key_token_stride", c_int64),
+        ("value_slot_stride", c_int64),
+        ("value_head_stride", c_int64),
+        ("value_token_stride", c_int64),
+        ("scale", c_float),
+        ("dtype", c_int32),
+    )
+
+
 _ERROR = (c_char_p, c_int64)
 _RUN = (c_void_p, c_void_p, c_int32, c_int64, c_int64, c_void_p, c_int32, c_int64, c_int32)
 _SLOTS = (c_void_p, c_void_p, c_void_p, c_int32, c_int64)
 _GROUP = (c_void_p, c_void_p, c_int64, c_int64, *_SLOTS, c_void_p, c_int32)
+_ATTEND = (c_int32, POINTER(CacheStruct), c_void_p, c_int64, c_int64, c_int64, *(c_void_p,) * 4, c_int64, c_int32)
+_STORE = (POINTER(CacheStruct), *(c_void_p, c_int64, c_int64) * 2, c_int64, c_void_p, c_void_p)
+_NORM = (c_int32, c_void_p, c_int32, c_int64, c_int64, c_int64, c_void_p, c_float, c_int32, c_void_p, c_int32)
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "moe_kernels_abi": (c_int32, ()),
     "moe_variants": (c_int32, ()),
@@ -72,6 +97,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "moe_group_free": (None, (c_void_p,)),
     "moe_group_bytes": (c_int64, (c_void_p,)),
     "moe_group_run": (c_int32, (*_GROUP, c_int32, *_ERROR)),
+    "moe_attend": (c_int32, (*_ATTEND, *_ERROR)),
+    "moe_store": (c_int32, (*_STORE, *_ERROR)),
+    "moe_rms_norm": (c_int32, (*_NORM, *_ERROR)),
     "moe_group_ffn": (c_int32, (*_GROUP[:2], *_GROUP[3:], *_ERROR)),
 }
 

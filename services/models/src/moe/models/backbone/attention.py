@@ -74,7 +74,7 @@ def plan_attention(rows: PackedRows, visibility: Visibility, dtype: torch.dtype)
         _run(group, slice(begin, end), visibility, dtype)
         for group, begin, end in zip(groups, ends[:-1], ends[1:], strict=True)
     )
-    stretches = tuple(_stretch(chunk, visibility, dtype) for chunk in rows.chunks)
+    stretches = tuple(stretch_of(chunk, visibility, dtype) for chunk in rows.chunks)
     return Plan(_step_rows([single.row for group in groups for single in group]), runs, stretches)
 
 
@@ -115,7 +115,8 @@ def _step_rows(rows: list[int]) -> Tensor | slice:
     return torch.tensor(rows)
 
 
-def _stretch(chunk: Chunk, visibility: Visibility, dtype: torch.dtype) -> Stretch:
+def stretch_of(chunk: Chunk, visibility: Visibility, dtype: torch.dtype) -> Stretch:
+    """How a chunk attends under one visibility."""
     low = visibility.first(chunk.start)
     high = chunk.start + chunk.count
     if chunk.start == low and visibility.first(high - 1) == low:

@@ -7,6 +7,7 @@ one before, not even a NaN, can reach its attention: masked keys are multiplied 
 from collections.abc import Iterable
 
 import torch
+from moe.kernels.attention import SlotAttention
 from moe.models.backbone.geometry import AttentionLayer, Geometry
 from moe.models.backbone.memory import available_bytes, readable, untouched_zeros
 from moe.models.backbone.segments import PackedRows
@@ -19,7 +20,8 @@ ROUND_TOKENS = 32
 class SlotCache:
     """Slabs [slots, heads, tokens, size] per attention layer, states [slots, ...] per recurrent layer."""
 
-    def __init__(self, geometry: Geometry, slots: int, slot_tokens: int) -> None:
+    def __init__(self, geometry: Geometry, slots: int, slot_tokens: int, *, native: bool = False) -> None:
+        """native: attention runs in moe.kernels, in every layer; see `attention`."""
         self.geometry = geometry
         self.slots, self.slot_tokens = slots, slot_tokens
         tokens = -(-slot_tokens // ROUND_TOKENS) * ROUND_TOKENS
@@ -28,6 +30,12 @@ class SlotCache:
         self.values: dict[int, Tensor] = {}
         for index, layer in geometry.attention.items():
             self.keys[index], self.values[index] = _slabs(layer, slots, tokens)
+        self.attention: dict[int, SlotAttention] = {}
+        if native:
+            self.attention = {
+                index: SlotAttention(self.keys[index], self.values[index], groups=layer.groups, backend="native")
+                for index, layer in geometry.attention.items()
+            }
         self.convolutions: dict[int, Tensor] = {}
         self.states: dict[int, Tensor] = {}
         for index, recurrent in geometry.recurrent.items():

@@ -15,6 +15,7 @@ from moe.models.backbone.linears import LinearKernel, LinearReport, pack_linears
 from moe.models.backbone.load import backbone_directory, load_without_experts
 from moe.models.backbone.recurrent import find_recurrent, wrap_recurrent
 from moe.models.backbone.segments import PackedRows, check_batch
+from moe.models.backbone.small_kernels import AttentionKernel, attention_kernel_here, connect_norms
 from moe.models.backbone.step_cache import StepCache
 from moe.models.backbone.survey import find_latent, survey_layers
 from moe.models.backbone.tiles import padded_rows
@@ -33,11 +34,19 @@ class TransformersBackbone:
     """A `Backbone` (see `moe.models.contract`) over a model of Hugging Face transformers.
 
     Not thread-safe: one thread steps. gates: layer -> gate, whose `patches` may be changed between steps. linears: what
-    the linear layers run.
+    the linear layers run; attention_kernel: what attention and norms do.
     """
 
-    def __init__(self, model: Any, *, deterministic: bool, linear_kernel: LinearKernel = "auto") -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        deterministic: bool,
+        linear_kernel: LinearKernel = "auto",
+        attention_kernel: AttentionKernel = "auto",
+    ) -> None:
         self._model, self._deterministic = model, deterministic
+        self.attention_kernel = attention_kernel_here(attention_kernel)
         self._mode = FixedShapes() if deterministic else None
         outside, inside = (self._mode.pause, self._mode.resume) if self._mode else (nullcontext, nullcontext)
         self._seam = ExpertsSeam(outside, inside)
@@ -50,6 +59,8 @@ class TransformersBackbone:
         self._latents = {layer: LatentProjection(module) for layer, module in find_latent(model).items()}
         self._connect_layers()
         self._seam.shared = connect_shared(model)
+        if self.attention_kernel == "native":
+            connect_norms(model)
         self.linears: LinearReport = self._pack_linears(linear_kernel)
         # A product that is the same for any number of rows needs no tiles; nor do sums along a row.
         self._tiled = deterministic and not self.linears.invariant
@@ -69,7 +80,7 @@ class TransformersBackbone:
             if value < 1 or (bound is not None and value > bound):
                 raise StepError(f"{name}: got {value}; want 1 to {bound or 'as many as memory holds'}")
         self._cache = None
-        self._cache = SlotCache(self.geometry, slots, slot_tokens)
+        self._cache = SlotCache(self.geometry, slots, slot_tokens, native=self.attention_kernel == "native")
 
     @torch.inference_mode()
     def step(self, batch: PackedBatch, experts: Experts) -> Tensor:
@@ -174,12 +185,16 @@ def load_backbone(
     dtype: torch.dtype | Literal["auto"] = "auto",
     deterministic: bool = False,
     linear_kernel: LinearKernel = "auto",
+    attention_kernel: AttentionKernel = "auto",
 ) -> TransformersBackbone:
     """Loads the backbone of a model package (or of a Hugging Face directory) without ever reading expert tensors.
 
     dtype auto is the checkpoint's own. deterministic: a row's bits depend neither on the batch nor on chunking.
-    linear_kernel: what linear layers compute with, see moe.models.backbone.linears.
+    linear_kernel: what linear layers compute with, see moe.models.backbone.linears. attention_kernel: what attention and
+    norms compute with, see moe.models.backbone.small_kernels.
     Raises UnsupportedBackboneError with the reason, BackboneWeightsError naming tensors, PackageError.
     """
     model = load_without_experts(backbone_directory(package), None if dtype == "auto" else dtype)
-    return TransformersBackbone(model, deterministic=deterministic, linear_kernel=linear_kernel)
+    return TransformersBackbone(
+        model, deterministic=deterministic, linear_kernel=linear_kernel, attention_kernel=attention_kernel
+    )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from moe.kernels.attention import KeyRanges
+from moe.models.backbone.geometry import Visibility
 from moe.models.contract import PackedBatch, Segment
 from moe.models.seams.errors import StepError
 from torch import Tensor
@@ -40,6 +42,7 @@ class PackedRows:
         self.count = sum(segment.count for segment in segments)
         self.padded = self.count if padded is None else padded
         self._places: dict[tuple[int, int], Tensor] = {}
+        self._ranges: dict[Visibility, KeyRanges] = {}
         self.singles: list[Single] = []
         self.chunks: list[Chunk] = []
         row = 0
@@ -84,6 +87,14 @@ class PackedRows:
             first = self.slots * heads * tokens + self.positions[: self.count]
             self._places[key] = (first + torch.arange(heads)[:, None] * tokens).flatten()
         return self._places[key]
+
+    def ranges(self, visibility: Visibility) -> KeyRanges:
+        """The keys that each real row sees; its own is the last."""
+        if visibility not in self._ranges:
+            positions = self.positions[: self.count]
+            firsts, ends = visibility.firsts(positions), positions + 1
+            self._ranges[visibility] = KeyRanges(*(each.to(torch.int32) for each in (self.slots, firsts, ends)))
+        return self._ranges[visibility]
 
     def _spread(self, values: list[int]) -> Tensor:
         if not self.chunks:

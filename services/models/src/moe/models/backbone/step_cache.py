@@ -10,6 +10,7 @@ from moe.models.backbone.cache import SlotCache
 from moe.models.backbone.fixed_shapes import FixedShapes
 from moe.models.backbone.geometry import Visibility
 from moe.models.backbone.latent import LatentProjection, attend_latent
+from moe.models.backbone.native_attention import NativePlan, attend_native, plan_native
 from moe.models.backbone.segments import PackedRows
 from moe.models.backbone.tiled_attention import TilePlan, attend_tiled, attend_tiled_latent, plan_tiles
 from torch import Tensor
@@ -28,13 +29,19 @@ class StepCache:
         self._latents, self._mode = latents, mode
         self._plans: dict[Visibility, Plan] = {}
         self._tiles: dict[Visibility, TilePlan] = {}
+        self._native: dict[Visibility, NativePlan] = {}
 
     def update(
         self, keys: Tensor, values: Tensor, layer_idx: int, *_: object, kwargs: dict[str, Any], **__: object
     ) -> tuple[Tensor, Tensor]:
         """Stores the step's keys and values [1, heads, rows, size]; called by the library's attention modules."""
-        count = self.rows.count
-        self.slots.write(layer_idx, self.rows, keys[0, :, :count], values[0, :, :count])
+        count, facts = self.rows.count, self.slots.geometry.attention[layer_idx]
+        kernel = self.slots.attention.get(layer_idx)
+        if kernel is None or facts.latent:
+            self.slots.write(layer_idx, self.rows, keys[0, :, :count], values[0, :, :count])
+        else:
+            rows = (each[0, :, :count].transpose(0, 1) for each in (keys, values))
+            kernel.store(*rows, self.rows.ranges(facts.visibility))
         kwargs["packed"] = self
         return keys, values
 
@@ -45,10 +52,15 @@ class StepCache:
     def attend(self, layer: int, query: Tensor, *, scale: float, sinks: Tensor | None) -> Tensor:
         """Attention of queries [1, query heads, rows, size]; gives [1, rows, query heads, v]."""
         queries = query[0].transpose(0, 1)
+        native = layer in self.slots.attention
         if self._mode is None:
-            return self._attend(layer, queries, scale, sinks)[None]
+            attend = self._attend_native if native else self._attend
+            return attend(layer, queries, scale, sinks)[None]
         with self._mode.pause():
-            mixed = self._attend_tiled(layer, queries[: self.rows.count], scale, sinks)
+            attend = self._attend_native if native else self._attend_tiled
+            mixed = attend(layer, queries[: self.rows.count], scale, sinks)
+        if self.rows.padded == self.rows.count:
+            return mixed[None]
         result = mixed.new_zeros(self.rows.padded, *mixed.shape[1:])
         result[: self.rows.count] = mixed
         return result[None]
@@ -61,6 +73,15 @@ class StepCache:
         if facts.latent:
             return attend_latent(plan, self.slots, layer, query, self._latents[layer], scale=scale)
         return attend_packed(plan, self.slots, layer, query, scale=scale, sinks=sinks)
+
+    def _attend_native(self, layer: int, query: Tensor, scale: float, sinks: Tensor | None) -> Tensor:
+        facts = self.slots.geometry.attention[layer]
+        plan = self._native.get(facts.visibility)
+        if plan is None:
+            plan = plan_native(self.rows, facts.visibility, facts.dtype, whole=self._mode is not None)
+            self._native[facts.visibility] = plan
+        latent = self._latents[layer] if facts.latent else None
+        return attend_native(plan, self.slots, layer, query, latent, scale=scale, sinks=sinks)
 
     def _attend_tiled(self, layer: int, query: Tensor, scale: float, sinks: Tensor | None) -> Tensor:
         facts = self.slots.geometry.attention[layer]

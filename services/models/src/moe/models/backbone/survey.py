@@ -42,6 +42,7 @@ class Survey:
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
     rules: dict[int, MaskRule] = field(default_factory=dict)
+    query_heads: dict[int, int] = field(default_factory=dict)
     convolutions: dict[int, Tensor] = field(default_factory=dict)
     kernels: dict[int, int] = field(default_factory=dict)
     states: dict[int, Tensor] = field(default_factory=dict)
@@ -106,7 +107,7 @@ def _survey_attention(
         raise UnsupportedBackboneError(f"layer {layer}: {type(module).__name__} asks for {reason}")
     if not isinstance(attention_mask, MaskRule):
         raise UnsupportedBackboneError(f"layer {layer}: {type(module).__name__} masks by a rule that can't be read")
-    survey.rules[layer] = attention_mask
+    survey.rules[layer], survey.query_heads[layer] = attention_mask, query.shape[1]
     return value.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
 
 
@@ -160,7 +161,8 @@ def _attention(model: nn.Module, seen: Survey, max_context: int) -> dict[int, At
             # The module stores (latent, rotary); the cache joins them and mixes latents.
             key_size, value_size = key_size + value_size, key_size
         dtype = seen.keys[layer].dtype
-        found[layer] = AttentionLayer(heads, key_size, value_size, dtype, visible[key], layer in latent)
+        groups = seen.query_heads[layer] // heads
+        found[layer] = AttentionLayer(heads, key_size, value_size, dtype, visible[key], layer in latent, groups)
     return found
 
 

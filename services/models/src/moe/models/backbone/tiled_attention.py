@@ -85,12 +85,13 @@ def attend_tiled_latent(
     plan: TilePlan, cache: SlotCache, layer: int, query: Tensor, projection: LatentProjection, *, scale: float
 ) -> Tensor:
     """Latent attention of the step's real rows, absorbed throughout; projections see TILE rows at a time."""
-    latent = _in_tiles(query, projection.absorb)
+    latent = in_tiles(query, projection.absorb)
     mixed = attend_tiled(plan, cache, layer, latent, scale=scale, sinks=None)
-    return _in_tiles(mixed, projection.release)
+    return in_tiles(mixed, projection.release)
 
 
-def _in_tiles(rows: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+def in_tiles(rows: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """A function of rows [n, ...] computed TILE rows at a time."""
     flat = rows.flatten(1)
     tiles = [function(tile.view(TILE, *rows.shape[1:])) for tile in row_tiles(flat)]
     return torch.cat(tiles)[: rows.shape[0]]
