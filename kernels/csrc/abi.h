@@ -11,18 +11,20 @@
 #define MOE_EXPORT __attribute__((visibility("default")))
 
 // Raised whenever a signature or a layout changes, so that an old library beside new Python is refused.
-#define MOE_KERNELS_ABI 3
+#define MOE_KERNELS_ABI 4
 
 #define MOE_FLOAT32 1
 #define MOE_BFLOAT16 2
 #define MOE_FLOAT16 3
 // Weights only: signed bytes q with a float scale and offset per output channel, standing for scale * q + offset.
 #define MOE_INT8 100
+// The same, and rows are rounded to bytes as well, with a scale of each row's own: approximate, and cheaper.
+#define MOE_INT8_DYNAMIC 101
 
 extern "C" {
 
 // A matrix as it lies in memory before it is packed: [out, in] elements of `dtype`.
-// scale and offset: float [out], for MOE_INT8 only, else null.
+// scale and offset: float [out], for bytes only, else null.
 typedef struct {
   const void* data;
   const float* scale;

@@ -14,7 +14,7 @@ PATH_VARIABLE = "MOE_KERNELS_LIBRARY"
 """Environment variable that names another build of the library, such as the one with sanitizers."""
 
 PATH = Path(os.environ.get(PATH_VARIABLE) or Path(__file__).with_name("libmoe_kernels.so"))
-ABI = 3
+ABI = 4
 """MOE_KERNELS_ABI of csrc/abi.h that this Python speaks."""
 
 _REMEDY = "build it with `make kernels-native`"
