@@ -130,6 +130,38 @@ MOE_EXPORT int32_t moe_store(const moe_cache* cache, const void* keys, int64_t k
                              const void* values, int64_t value_row_stride, int64_t value_head_stride, int64_t n,
                              const int32_t* slots, const int32_t* ends, char* error, int64_t error_size);
 
+// An attention's way from hidden states into the cache. qkv: a packed layer whose output is query_heads, then key_heads,
+// then as many value heads, each of head_size. query_norm, key_norm: float weights of a root-mean-square norm, for one
+// head, or for all heads of a row together if whole_norm; null for none.
+typedef struct {
+  const void* qkv;
+  const float* query_norm;
+  const float* key_norm;
+  int64_t query_heads;
+  int64_t key_heads;
+  int64_t head_size;
+  float epsilon;
+  int32_t whole_norm;
+  int32_t round_first;
+} moe_projection;
+
+// Angles of each row's position, of the rows' dtype: [n][row_stride]. Elements 0 to 2 * half - 1 of a head are turned;
+// the second half's angles are `second` elements after the first's.
+typedef struct {
+  const void* cos;
+  const void* sin;
+  int64_t row_stride;
+  int64_t half;
+  int64_t second;
+} moe_rotary;
+
+// out [n, (query_heads + 2 * key_heads) * head_size]: the rows' product with qkv, queries and keys normed and turned; keys
+// and values are stored as by moe_store. Rows, out and cache are of the cache's dtype.
+MOE_EXPORT int32_t moe_project(int32_t variant, const moe_projection* projection, const moe_cache* cache,
+                               const moe_rotary* rotary, const void* rows, int64_t row_stride, int64_t n,
+                               const int32_t* slots, const int32_t* ends, void* out, int32_t threads, char* error,
+                               int64_t error_size);
+
 // out [n, width], side by side = row / sqrt(mean(row^2) + epsilon) * weight. round_first: the quotient is rounded to the
 // rows' dtype before it is multiplied.
 MOE_EXPORT int32_t moe_rms_norm(int32_t variant, const void* rows, int32_t dtype, int64_t n, int64_t row_stride,

@@ -8,9 +8,7 @@
 
 #include <math.h>
 
-#include "matrix.h"
-#include "scalars.h"
-#include "simd.h"
+#include "rows.h"
 
 namespace MOE_VARIANT {
 
@@ -101,35 +99,31 @@ static inline Vec activated(const moe_ffn& formula, const float* sums, const flo
   return rounded<Element>(rounded<Element>(linear + 1.0f) * rounded<Element>(gate * open));
 }
 
+// Values go where the gate's sums were, then into the tile: the last vector of them is read before it is overwritten.
 template <class Element>
-static void activate_of(const moe_ffn& formula, const float* sums, int64_t sums_stride, const float* bias, int64_t n,
-                        int64_t first, int64_t last, float* tiles) {
+static void activate_of(const moe_ffn& formula, float* sums, int64_t sums_stride, const float* bias, int64_t n,
+                        int64_t first, int64_t last, Tiles kind, uint32_t* tiles, RowFacts* facts) {
   const Tiling tiling(n, kTileRows);
-  const int64_t inner = formula.inner;
+  const int64_t inner = formula.inner, width = tile_width(inner);
   int64_t tile = 0;
   for (int64_t row = first; row < last; ++row) {
     while (row >= tiling.first(tile) + tiling.rows(tile)) ++tile;
-    const int64_t height = tiling.rows(tile), top = tiling.first(tile);
-    float* to = tiles + top * inner + (row - top);
-    for (int64_t column = 0; column < inner; column += kLanes) {
-      const Vec value = activated<Element>(formula, sums + row * sums_stride, bias, column);
-      const int64_t lanes = inner - column < kLanes ? inner - column : kLanes;
-      if (height == 1 && lanes == kLanes) {
-        store(to + column, value);
-      } else {
-        for (int64_t lane = 0; lane < lanes; ++lane) to[(column + lane) * height] = value[lane];
-      }
-    }
+    const int64_t top = tiling.first(tile);
+    float* values = sums + row * sums_stride;
+    for (int64_t column = 0; column < inner; column += kLanes)
+      store(values + column, activated<Element>(formula, values, bias, column));
+    lay(FloatRow{values}, inner, kind, {tiles + top * width + (row - top), tiling.rows(tile)},
+        facts ? facts + row : nullptr);
   }
 }
 
-static void activate(const moe_ffn& formula, const float* sums, int64_t sums_stride, const float* bias, int64_t n,
-                     int64_t first, int64_t last, float* tiles) {
+static void activate(const moe_ffn& formula, float* sums, int64_t sums_stride, const float* bias, int64_t n,
+                     int64_t first, int64_t last, Tiles kind, uint32_t* tiles, RowFacts* facts) {
   if (formula.dtype == MOE_FLOAT32)
-    return activate_of<Float32>(formula, sums, sums_stride, bias, n, first, last, tiles);
+    return activate_of<Float32>(formula, sums, sums_stride, bias, n, first, last, kind, tiles, facts);
   if (formula.dtype == MOE_BFLOAT16)
-    return activate_of<BFloat16>(formula, sums, sums_stride, bias, n, first, last, tiles);
-  activate_of<Float16>(formula, sums, sums_stride, bias, n, first, last, tiles);
+    return activate_of<BFloat16>(formula, sums, sums_stride, bias, n, first, last, kind, tiles, facts);
+  activate_of<Float16>(formula, sums, sums_stride, bias, n, first, last, kind, tiles, facts);
 }
 
 // Product: what weight * output rounds to, as torch promotes their dtypes.

@@ -86,6 +86,43 @@ int32_t moe_store(const moe_cache* cache, const void* keys, int64_t key_row_stri
   return 0;
 }
 
+int32_t moe_project(int32_t variant, const moe_projection* projection, const moe_cache* cache, const moe_rotary* rotary,
+                    const void* rows, int64_t row_stride, int64_t n, const int32_t* slots, const int32_t* ends,
+                    void* out, int32_t threads, char* error, int64_t error_size) {
+  if (variant < 0 || variant >= variant_count())
+    return fail(error, error_size, "variant: got %d, this processor runs 0 to %d", variant, variant_count() - 1);
+  const Variant& chosen = variant_at(variant);
+  const moe_projection& way = *projection;
+  const int64_t element = size_of(cache->dtype), size = way.head_size;
+  const int64_t queries = way.query_heads * size, keys = way.key_heads * size, width = queries + 2 * keys;
+  if (2 * rotary->half > size)
+    return fail(error, error_size, "rotary: got %lld angles for heads of %lld", (long long)rotary->half, (long long)size);
+  if (moe_linear_run(way.qkv, rows, cache->dtype, n, row_stride, out, cache->dtype, width, threads, error, error_size))
+    return 1;
+  const auto norm = [&](char* at, int64_t heads, const float* weight) {
+    if (!weight) return;
+    const int64_t count = way.whole_norm ? 1 : heads, each = way.whole_norm ? heads * size : size;
+    for (int64_t i = 0; i < count; ++i) {
+      char* row = at + i * each * element;
+      chosen.rms_norm(row, cache->dtype, weight, each, way.epsilon, way.round_first != 0, row);
+    }
+  };
+  const int32_t used = shared_by(threads, n * width * 8);
+  parallel(used, used, [&](int64_t share) {
+    for (int64_t row = n * share / used; row < n * (share + 1) / used; ++row) {
+      char* at = static_cast<char*>(out) + row * width * element;
+      norm(at, way.query_heads, way.query_norm);
+      norm(at + queries * element, way.key_heads, way.key_norm);
+      const char* cos = static_cast<const char*>(rotary->cos) + row * rotary->row_stride * element;
+      const char* sin = static_cast<const char*>(rotary->sin) + row * rotary->row_stride * element;
+      for (int64_t head = 0; head < way.query_heads + way.key_heads; ++head)
+        chosen.rotate(at + head * size * element, cache->dtype, cos, sin, rotary->half, rotary->second);
+    }
+  });
+  const char* key = static_cast<const char*>(out) + queries * element;
+  return moe_store(cache, key, width, size, key + keys * element, width, size, n, slots, ends, error, error_size);
+}
+
 int32_t moe_rms_norm(int32_t variant, const void* rows, int32_t dtype, int64_t n, int64_t row_stride, int64_t width,
                      const float* weight, float epsilon, int32_t round_first, void* out, int32_t threads, char* error,
                      int64_t error_size) {

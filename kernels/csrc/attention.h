@@ -220,4 +220,26 @@ static void rms_norm(const void* from, int32_t dtype, const float* weight, int64
   rms_norm_of<Float16>(from, weight, width, epsilon, round_first, to);
 }
 
+// Rounded where torch's operators round: two products, then their sum.
+template <class Element>
+static void rotate_of(typename Element::Bits* head, const typename Element::Bits* cos,
+                      const typename Element::Bits* sin, int64_t half, int64_t second) {
+  const auto rounded = [](float x) { return Element::widen(Element::narrow(x)); };
+  for (int64_t i = 0; i < half; ++i) {
+    const float a = Element::widen(head[i]), b = Element::widen(head[i + half]);
+    const float one = rounded(a * Element::widen(cos[i])) + rounded(-b * Element::widen(sin[i]));
+    const float two = rounded(b * Element::widen(cos[second + i])) + rounded(a * Element::widen(sin[second + i]));
+    head[i] = Element::narrow(one);
+    head[i + half] = Element::narrow(two);
+  }
+}
+
+static void rotate(void* head, int32_t dtype, const void* cos, const void* sin, int64_t half, int64_t second) {
+  if (dtype == MOE_FLOAT32)
+    return rotate_of<Float32>((float*)head, (const float*)cos, (const float*)sin, half, second);
+  if (dtype == MOE_BFLOAT16)
+    return rotate_of<BFloat16>((uint16_t*)head, (const uint16_t*)cos, (const uint16_t*)sin, half, second);
+  rotate_of<Float16>((uint16_t*)head, (const uint16_t*)cos, (const uint16_t*)sin, half, second);
+}
+
 }  // namespace MOE_VARIANT

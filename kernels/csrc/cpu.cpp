@@ -13,6 +13,9 @@ extern const Variant variant;
 namespace x86_64_v4 {
 extern const Variant variant;
 }
+namespace x86_64_v4_dots {
+extern const Variant variant;
+}
 #endif
 #ifdef MOE_WITH_NEON
 namespace neon {
@@ -23,7 +26,7 @@ extern const Variant variant;
 namespace {
 
 struct Found {
-  const Variant* variants[3];
+  const Variant* variants[4];
   int32_t count = 0;
 
   Found() {
@@ -37,9 +40,13 @@ struct Found {
     const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
     if (v3) variants[count++] = &x86_64_v3::variant;
-    if (v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-      variants[count++] = &x86_64_v4::variant;
+    const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (v4) variants[count++] = &x86_64_v4::variant;
+    // All three from Zen 4 and Sapphire Rapids on.
+    if (v4 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
+        __builtin_cpu_supports("avx512vbmi"))
+      variants[count++] = &x86_64_v4_dots::variant;
 #endif
   }
 };

@@ -79,16 +79,17 @@ class Chunk {
 
   static int64_t bytes_per_slot(const Group& group) {
     const int64_t panel = group.variant.panel;
-    return 4 * (2 * group.formula.hidden + group.up_rows + group.formula.inner + 2 * panel + 4);
+    return 4 * (tile_width(group.formula.hidden) + group.formula.hidden + group.up_rows +
+                tile_width(group.formula.inner) + 2 * panel + 8);
   }
 
   bool run() {
     if (!take_memory()) return false;
     sort();
     gather();
-    multiply([](const Expert& expert) -> const Matrix& { return expert.up; }, inputs_, ups_, up_width_);
+    multiply(&Expert::up, inputs_, ups_, up_width_);
     activate();
-    multiply([](const Expert& expert) -> const Matrix& { return expert.down; }, inners_, outputs_, out_width_);
+    multiply(&Expert::down, inners_, outputs_, out_width_);
     combine();
     return true;
   }
@@ -97,18 +98,19 @@ class Chunk {
   int64_t pad(int64_t columns) const { return (columns + variant_.panel - 1) / variant_.panel * variant_.panel; }
 
   bool take_memory() {
-    const int64_t hidden = formula_.hidden, inner = formula_.inner, experts = (int64_t)group_.experts.size();
-    const int64_t bytes = Scratch::size<float>(slots_ * hidden) + Scratch::size<float>(slots_ * up_width_) +
-                          Scratch::size<float>(slots_ * inner) + Scratch::size<float>(slots_ * out_width_) +
-                          Scratch::size<float>(slots_) + 2 * Scratch::size<int32_t>(slots_) +
+    const int64_t hidden = tile_width(formula_.hidden), inner = tile_width(formula_.inner);
+    const int64_t experts = (int64_t)group_.experts.size();
+    const int64_t bytes = Scratch::size<uint32_t>(slots_ * hidden) + Scratch::size<float>(slots_ * up_width_) +
+                          Scratch::size<uint32_t>(slots_ * inner) + Scratch::size<float>(slots_ * out_width_) +
+                          Scratch::size<RowFacts>(slots_) + 2 * Scratch::size<int32_t>(slots_) +
                           Scratch::size<int64_t>(experts + 1) + Scratch::size<Segment>(experts) +
                           Scratch::size<SlotOutput>(slots_);
     if (!scratch_.reserve(bytes)) return false;
-    inputs_ = scratch_.take<float>(slots_ * hidden);
+    inputs_ = scratch_.take<uint32_t>(slots_ * hidden);
     ups_ = scratch_.take<float>(slots_ * up_width_);
-    inners_ = scratch_.take<float>(slots_ * inner);
+    inners_ = scratch_.take<uint32_t>(slots_ * inner);
     outputs_ = scratch_.take<float>(slots_ * out_width_);
-    row_sums_ = scratch_.take<float>(slots_);
+    facts_ = scratch_.take<RowFacts>(slots_);
     sorted_rows_ = scratch_.take<int32_t>(slots_);
     places_ = scratch_.take<int32_t>(slots_);
     starts_ = scratch_.take<int64_t>(experts + 1);
@@ -141,28 +143,30 @@ class Chunk {
     parallel(elements < kWorthSharing ? 1 : call_.threads, tasks, task);
   }
 
+  Tiles tiles_of(const Matrix& matrix) const { return variant_.tiles(matrix.dtype, formula_.dtype); }
+  RowFacts* facts_of(const Matrix& matrix, const Segment& segment) const {
+    return matrix.of_bytes() ? facts_ + segment.first : nullptr;
+  }
+
   void gather() {
     each(segment_count_, slots_ * formula_.hidden, [&](int64_t i) {
       const Segment& segment = segments_[i];
-      variant_.gather(call_.rows, formula_.dtype, call_.row_stride, sorted_rows_ + segment.first, segment.count,
-                      formula_.hidden, inputs_ + segment.first * formula_.hidden);
+      const Matrix& up = segment.expert->up;
+      variant_.gather(call_.rows, formula_.dtype, call_.row_stride, sorted_rows_ + segment.first, segment.count, up.in,
+                      tiles_of(up), inputs_ + segment.first * tile_width(up.in), facts_of(up, segment));
     });
   }
 
-  template <class MatrixOf>
-  void multiply(MatrixOf matrix_of, const float* tiles, float* sums, int64_t width) {
-    const Matrix& any = matrix_of(*segments_[0].expert);
-    for (int64_t i = 0; i < segment_count_; ++i) {
-      const Segment& segment = segments_[i];
-      if (matrix_of(*segment.expert).dtype == MOE_INT8)
-        variant_.row_sums(tiles + segment.first * any.in, segment.count, any.in, row_sums_ + segment.first);
-    }
+  void multiply(Matrix Expert::*part, const uint32_t* tiles, float* sums, int64_t width) {
+    const Matrix& any = segments_[0].expert->*part;
+    const int64_t row_words = tile_width(any.in);
     // Every expert's panels in as many shares as the average expert's work is worth.
     const Shares shares(any.panels, slots_ / segment_count_ * any.in * variant_.panel, call_.threads);
     parallel(call_.threads, segment_count_ * shares.count, [&](int64_t task) {
       const Segment& segment = segments_[task / shares.count];
       const int64_t share = task % shares.count;
-      variant_.product(matrix_of(*segment.expert), tiles + segment.first * any.in, row_sums_ + segment.first,
+      const Matrix& matrix = segment.expert->*part;
+      variant_.product(matrix, tiles_of(matrix), tiles + segment.first * row_words, facts_of(matrix, segment),
                        segment.count, shares.begin(share), shares.begin(share + 1), sums + segment.first * width,
                        width);
     });
@@ -177,7 +181,8 @@ class Chunk {
       const int64_t last = first + piece < segment.count ? first + piece : segment.count;
       if (first < last)
         variant_.activate(formula_, ups_ + segment.first * up_width_, up_width_, segment.expert->up_bias.get(),
-                          segment.count, first, last, inners_ + segment.first * formula_.inner);
+                          segment.count, first, last, tiles_of(segment.expert->down),
+                          inners_ + segment.first * tile_width(formula_.inner), facts_of(segment.expert->down, segment));
     });
   }
 
@@ -204,7 +209,9 @@ class Chunk {
   Scratch& scratch_;
   const int64_t first_row_, rows_, first_slot_, slots_, up_width_, out_width_;
   int64_t segment_count_ = 0;
-  float *inputs_ = nullptr, *ups_ = nullptr, *inners_ = nullptr, *outputs_ = nullptr, *row_sums_ = nullptr;
+  uint32_t *inputs_ = nullptr, *inners_ = nullptr;
+  float *ups_ = nullptr, *outputs_ = nullptr;
+  RowFacts* facts_ = nullptr;
   int32_t *sorted_rows_ = nullptr, *places_ = nullptr;
   int64_t* starts_ = nullptr;
   Segment* segments_ = nullptr;

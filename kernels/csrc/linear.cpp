@@ -36,21 +36,21 @@ bool run_rows(const Call& call, int64_t first, int64_t n) {
   const Matrix& weight = linear.weight;
   const Variant& variant = linear.variant;
   const int64_t padded = weight.panels * variant.panel;
-  const int64_t whole = weight.dtype == MOE_INT8 ? n : 0;
+  const int64_t width = tile_width(weight.in), bytes = weight.of_bytes() ? n : 0;
   Scratch& scratch = Scratch::of_this_thread();
-  if (!scratch.reserve(Scratch::size<float>(n * weight.in) + Scratch::size<float>(n * padded) +
-                       Scratch::size<float>(whole)))
+  if (!scratch.reserve(Scratch::size<uint32_t>(n * width) + Scratch::size<float>(n * padded) +
+                       Scratch::size<RowFacts>(bytes)))
     return false;
-  float* tiles = scratch.take<float>(n * weight.in);
+  uint32_t* tiles = scratch.take<uint32_t>(n * width);
   float* sums = scratch.take<float>(n * padded);
-  float* totals = scratch.take<float>(whole);
+  RowFacts* facts = bytes ? scratch.take<RowFacts>(bytes) : nullptr;
+  const Tiles kind = variant.tiles(weight.dtype, call.rows_dtype);
   variant.gather(call.rows + first * call.row_stride * size_of(call.rows_dtype), call.rows_dtype, call.row_stride,
-                 nullptr, n, weight.in, tiles);
-  if (whole) variant.row_sums(tiles, n, weight.in, totals);
+                 nullptr, n, weight.in, kind, tiles, facts);
   const Shares shares(weight.panels, n * weight.in * variant.panel, call.threads);
   parallel(call.threads, shares.count, [&](int64_t share) {
     const int64_t begin = shares.begin(share), end = shares.begin(share + 1);
-    variant.product(weight, tiles, totals, n, begin, end, sums, padded);
+    variant.product(weight, kind, tiles, facts, n, begin, end, sums, padded);
     const int64_t last = end * variant.panel < weight.out ? end * variant.panel : weight.out;
     variant.finish(sums, padded, linear.bias.get(), n, begin * variant.panel, last,
                    call.out + first * call.out_stride * size_of(call.out_dtype), call.out_dtype, call.out_stride);

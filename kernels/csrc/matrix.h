@@ -1,7 +1,8 @@
 // A packed weight, and the functions that one instruction set offers on it.
 //
-// Layout: panels of `panel` output columns, one after the other, each [in][panel] elements. The last panel is filled up
-// with zeros. A panel is read from front to back whatever the number of rows.
+// Layout: panels of `panel` output columns, one after the other, each [in][panel] elements, several inputs of a column
+// side by side where instructions add them up at once (`depth` of the variant). What is missing of the last panel and the
+// last step is zeros. A panel is read from front to back whatever the number of rows.
 #pragma once
 
 #include <stddef.h>
@@ -11,6 +12,7 @@
 #include <memory>
 
 #include "abi.h"
+#include "scalars.h"
 
 struct Free {
   void operator()(void* memory) const { free(memory); }
@@ -30,8 +32,9 @@ struct Matrix {
   int32_t dtype = 0;
   int64_t out = 0, in = 0, panels = 0, panel_bytes = 0;
   Memory<char> data;
-  Memory<float> scale, offset;  // [panels * panel], for MOE_INT8
+  Memory<float> scale, offset;  // [panels * panel], for bytes
 
+  bool of_bytes() const { return is_bytes(dtype); }
   int64_t bytes() const { return panels * panel_bytes; }
 };
 
@@ -62,34 +65,55 @@ struct Tiling {
   int64_t first(int64_t tile) const { return tile * height + (tile < higher ? tile : higher); }
 };
 
-// Rows as products read them: tiles of up to tile_rows rows, each [in][rows of the tile], float32.
+// Rows as products read them: tiles of up to tile_rows rows, each [words][rows of the tile], tile_width(in) words for a
+// row, zeros from `in` on. What a word holds is decided by the matrix and the rows' type:
+enum class Tiles {
+  kFloats,  // one input as float32
+  kPairs,   // two inputs as bfloat16, the first in the lower half
+  kBytes,   // inputs rounded to signed bytes with a scale per row: four of them, or two as int16
+};
+
+inline int64_t tile_width(int64_t in) { return (in + 3) / 4 * 4; }
+
+// What of a row its product with bytes needs. sum: of its inputs, along `in` in one order. scale: of kBytes, NaN for a row
+// that holds no finite numbers. bytes: the sum of the rounded inputs.
+struct RowFacts {
+  float sum, scale;
+  int32_t bytes;
+};
+
 struct Variant {
   const char* name;
   int32_t panel;
   int32_t tile_rows;
 
+  // Inputs that lie side by side in a matrix of this dtype; its panels hold a multiple of them.
+  int64_t (*depth)(int32_t dtype);
+
+  // How a matrix of this dtype reads rows of that one.
+  Tiles (*tiles)(int32_t matrix_dtype, int32_t rows_dtype);
+
   // Fills matrix.data (and scale, offset); sizes are set and memory is there.
   void (*pack)(const moe_matrix& source, Matrix& matrix);
 
   // Copies rows first to last (a row's address is rows + (index ? index[i] : i) * row_stride elements) into tiles.
+  // facts: [n], written where not null.
   void (*gather)(const void* rows, int32_t dtype, int64_t row_stride, const int32_t* index, int64_t n, int64_t in,
-                 float* tiles);
+                 Tiles kind, uint32_t* tiles, RowFacts* facts);
 
   // sums [n][sums_stride]: products of n rows with panels begin to end, starting at column begin * panel.
-  // row_sums: float [n], sums of the tiles' rows, read for MOE_INT8 only.
-  void (*product)(const Matrix& matrix, const float* tiles, const float* row_sums, int64_t n, int64_t begin,
-                  int64_t end, float* sums, int64_t sums_stride);
-
-  // The sum of each row in tiles, along `in` in order; [n].
-  void (*row_sums)(const float* tiles, int64_t n, int64_t in, float* sums);
+  // facts: [n], read for matrices of bytes only.
+  void (*product)(const Matrix& matrix, Tiles kind, const uint32_t* tiles, const RowFacts* facts, int64_t n,
+                  int64_t begin, int64_t end, float* sums, int64_t sums_stride);
 
   // out [n][out_stride], columns begin to end: sums + bias (or null), rounded to dtype.
   void (*finish)(const float* sums, int64_t sums_stride, const float* bias, int64_t n, int64_t begin, int64_t end,
                  void* out, int32_t dtype, int64_t out_stride);
 
-  // The activation of rows first to last of sums [n][sums_stride] (bias [sums_stride] or null) into tiles of n rows.
-  void (*activate)(const moe_ffn& formula, const float* sums, int64_t sums_stride, const float* bias, int64_t n,
-                   int64_t first, int64_t last, float* tiles);
+  // The activation of rows first to last of sums [n][sums_stride] (bias [sums_stride] or null) into tiles of n rows, and
+  // facts where not null. Overwrites these rows of sums.
+  void (*activate)(const moe_ffn& formula, float* sums, int64_t sums_stride, const float* bias, int64_t n,
+                   int64_t first, int64_t last, Tiles kind, uint32_t* tiles, RowFacts* facts);
 
   // One row of the partial, from its slots in their order.
   void (*combine)(const moe_ffn& formula, const SlotOutput* slots, int64_t count, int32_t weights_dtype, void* partial,
@@ -105,6 +129,10 @@ struct Variant {
   // One row.
   void (*rms_norm)(const void* from, int32_t dtype, const float* weight, int64_t width, float epsilon, bool round_first,
                    void* to);
+
+  // One head in place: its first 2 * half elements turned by the angles of a position (Su et al., RoFormer, section 3.2),
+  // element i with element i + half. cos and sin of the second half's are `second` elements after the first's.
+  void (*rotate)(void* head, int32_t dtype, const void* cos, const void* sin, int64_t half, int64_t second);
 };
 
 // Variants that this processor can run, worst first.

@@ -8,29 +8,34 @@ namespace {
 constexpr int64_t kSharesPerThread = 4;
 constexpr int64_t kSmallestShare = 1 << 17;  // multiply-adds; some ten microseconds, what waking a thread costs
 constexpr int64_t kMostElements = (int64_t)1 << 40;
+constexpr int64_t kMostDynamic = 65536;  // 255 * 127 times that is below 2^31
 
 }  // namespace
 
 int32_t pack_matrix(const Variant& variant, const moe_matrix& source, Matrix& matrix, char* error,
                     int64_t error_size) {
-  if (!is_float(source.dtype) && source.dtype != MOE_INT8)
+  if (!is_float(source.dtype) && !is_bytes(source.dtype))
     return fail(error, error_size, "weight: dtype %d can't be packed", source.dtype);
   if (source.out < 1 || source.in < 1 || source.out > kMostElements / source.in)
     return fail(error, error_size, "weight: got [%lld, %lld], want at least [1, 1]", (long long)source.out,
                 (long long)source.in);
-  if (source.dtype == MOE_INT8 && (!source.scale || !source.offset))
+  if (is_bytes(source.dtype) && (!source.scale || !source.offset))
     return fail(error, error_size, "weight: int8 needs a scale and an offset per output channel");
+  if (source.dtype == MOE_INT8_DYNAMIC && source.in > kMostDynamic)
+    return fail(error, error_size, "weight: got %lld inputs, rows of bytes are added up in 32 bits: at most %lld",
+                (long long)source.in, (long long)kMostDynamic);
   matrix.dtype = source.dtype;
   matrix.out = source.out;
   matrix.in = source.in;
   matrix.panels = (source.out + variant.panel - 1) / variant.panel;
-  matrix.panel_bytes = source.in * variant.panel * size_of(source.dtype);
+  const int64_t depth = variant.depth(source.dtype);
+  matrix.panel_bytes = (source.in + depth - 1) / depth * depth * variant.panel * size_of(source.dtype);
   matrix.data = allocate<char>(matrix.bytes());
-  if (source.dtype == MOE_INT8) {
+  if (matrix.of_bytes()) {
     matrix.scale = allocate<float>(matrix.panels * variant.panel);
     matrix.offset = allocate<float>(matrix.panels * variant.panel);
   }
-  if (!matrix.data || (source.dtype == MOE_INT8 && (!matrix.scale || !matrix.offset)))
+  if (!matrix.data || (matrix.of_bytes() && (!matrix.scale || !matrix.offset)))
     return fail(error, error_size, "not enough memory to pack %lld bytes", (long long)matrix.bytes());
   variant.pack(source, matrix);
   return 0;

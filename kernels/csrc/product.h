@@ -1,5 +1,6 @@
-// The products. One output element is one chain of fused multiply-adds along `in`, from the first to the last, in
-// float32, whatever the number of rows, the tile they lie in and the thread: so the bits of a row depend on the row alone.
+// The products. One output element is one chain along `in`, from the first to the last, whatever the number of rows, the
+// tile they lie in and the thread: so the bits of a row depend on the row alone. Its links are a fused multiply-add in
+// float32, or where MOE_DOTS is set and rows are bfloat16 an instruction that takes two inputs.
 //
 // One row is bound by reading the weights: several panels at once keep enough chains in flight. Several rows are bound
 // by arithmetic: a tile of kTileRows rows by one panel keeps all accumulators in registers; a panel is widened as it is
@@ -7,46 +8,12 @@
 // copy is kept. Rows go in blocks that stay in the second-level cache while the panels pass by.
 #pragma once
 
-#include "matrix.h"
-#include "simd.h"
+#include "panels.h"
+#include "scratch.h"
 
 namespace MOE_VARIANT {
 
 constexpr int64_t kBlockBytes = 192 << 10;
-
-struct PanelFloat32 {
-  static constexpr int kStep = kPanel * 4;
-  static inline void load(const char* from, Vec& low, Vec& high) {
-    low = MOE_VARIANT::load<Vec>(from);
-    high = MOE_VARIANT::load<Vec>(from + kLanes * 4);
-  }
-};
-
-// Column j in the lower and column j + kLanes in the upper half of word j: each is one operation away from float.
-struct PanelBFloat16 {
-  static constexpr int kStep = kPanel * 2;
-  static inline void load(const char* from, Vec& low, Vec& high) {
-    const Words words = MOE_VARIANT::load<Words>(from);
-    low = (Vec)(words << 16);
-    high = (Vec)(words & 0xffff0000u);
-  }
-};
-
-struct PanelFloat16 {
-  static constexpr int kStep = kPanel * 2;
-  static inline void load(const char* from, Vec& low, Vec& high) {
-    low = widen_halves((const uint16_t*)from);
-    high = widen_halves((const uint16_t*)from + kLanes);
-  }
-};
-
-struct PanelInt8 {
-  static constexpr int kStep = kPanel;
-  static inline void load(const char* from, Vec& low, Vec& high) {
-    low = widen_bytes((const int8_t*)from);
-    high = widen_bytes((const int8_t*)from + kLanes);
-  }
-};
 
 constexpr int64_t kAhead = 1024;  // bytes that are asked for ahead of their use
 
@@ -56,27 +23,24 @@ constexpr int64_t kLineSteps = Panel::kStep < 64 ? 64 / Panel::kStep : 1;
 
 // One tile of M rows times P neighbouring panels.
 template <class Panel, int M, int P>
-static inline void tile_product(const float* tile, const char* panel, int64_t panel_bytes, int64_t in, float* sums,
+static inline void tile_product(const uint32_t* tile, const char* panel, int64_t panel_bytes, int64_t steps, float* sums,
                                 int64_t sums_stride) {
   Vec low[M][P] = {}, high[M][P] = {};
-  for (int64_t k = 0; k < in; ++k) {
-    Vec left[P], right[P];
+  for (int64_t s = 0; s < steps; ++s) {
+    typename Panel::Weights weights[P];
     // The hardware's prefetchers stop at the ends of pages; a panel goes on. Four rows take a tenth to a third less time
     // with it (Zen 3); one row, which keeps four streams going, does not.
-    if (M > 1 && k % kLineSteps<Panel> == 0) {
+    if (M > 1 && s % kLineSteps<Panel> == 0) {
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) __builtin_prefetch(panel + p * panel_bytes + k * Panel::kStep + kAhead);
+      for (int p = 0; p < P; ++p) __builtin_prefetch(panel + p * panel_bytes + s * Panel::kStep + kAhead);
     }
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) Panel::load(panel + p * panel_bytes + k * Panel::kStep, left[p], right[p]);
+    for (int p = 0; p < P; ++p) weights[p] = Panel::load(panel + p * panel_bytes + s * Panel::kStep);
 #pragma GCC unroll 12
     for (int m = 0; m < M; ++m) {
-      const Vec x = broadcast(tile[k * M + m]);
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) {
-        low[m][p] = fma(x, left[p], low[m][p]);
-        high[m][p] = fma(x, right[p], high[m][p]);
-      }
+      for (int p = 0; p < P; ++p)
+        Panel::add(tile + s * Panel::kWords * M + m, M, weights[p], low[m][p], high[m][p]);
     }
   }
   for (int m = 0; m < M; ++m) {
@@ -93,16 +57,16 @@ constexpr int panels_at_once(int rows) {
 }
 
 template <class Panel, int M, int P>
-static void tile_panels(const float* tile, const char* panel, int64_t panel_bytes, int64_t in, int64_t panels,
+static void tile_panels(const uint32_t* tile, const char* panel, int64_t panel_bytes, int64_t steps, int64_t panels,
                         float* sums, int64_t sums_stride) {
   int64_t p = 0;
   for (; p + P <= panels; p += P)
-    tile_product<Panel, M, P>(tile, panel + p * panel_bytes, panel_bytes, in, sums + p * kPanel, sums_stride);
+    tile_product<Panel, M, P>(tile, panel + p * panel_bytes, panel_bytes, steps, sums + p * kPanel, sums_stride);
   for (; p < panels; ++p)
-    tile_product<Panel, M, 1>(tile, panel + p * panel_bytes, panel_bytes, in, sums + p * kPanel, sums_stride);
+    tile_product<Panel, M, 1>(tile, panel + p * panel_bytes, panel_bytes, steps, sums + p * kPanel, sums_stride);
 }
 
-typedef void (*TilePanels)(const float*, const char*, int64_t, int64_t, int64_t, float*, int64_t);
+typedef void (*TilePanels)(const uint32_t*, const char*, int64_t, int64_t, int64_t, float*, int64_t);
 
 template <class Panel, int M>
 constexpr TilePanels tile_panels_of() {
@@ -123,26 +87,70 @@ static TilePanels tile_panels_for(int64_t rows) {
   return functions[rows - 1];
 }
 
+struct Job {
+  const Matrix& matrix;
+  const uint32_t* tiles;
+  int64_t n, begin, end;
+  float* sums;
+  int64_t sums_stride;
+};
+
 template <class Panel>
-static void product_of(const Matrix& matrix, const float* tiles, int64_t n, int64_t begin, int64_t end, float* sums,
-                       int64_t sums_stride) {
-  const Tiling tiling(n, kTileRows);
-  const int64_t in = matrix.in, bytes = matrix.panel_bytes;
-  const int64_t row_bytes = in * (int64_t)sizeof(float);
-  int64_t block = row_bytes ? kBlockBytes / (row_bytes * kTileRows) : 1;
+static void one_tile(const Job& job, const Tiling& tiling, int64_t tile, const char* panel, int64_t p, int64_t panels) {
+  const int64_t row = tiling.first(tile), steps = (job.matrix.in + Panel::kDepth - 1) / Panel::kDepth;
+  tile_panels_for<Panel>(tiling.rows(tile))(job.tiles + row * tile_width(job.matrix.in), panel,
+                                            steps * Panel::kStep, steps, panels,
+                                            job.sums + row * job.sums_stride + p * kPanel, job.sums_stride);
+}
+
+// How several tiles in a row read one panel: as it lies, or widened once for all of them.
+template <class Panel>
+struct Plain {
+  typedef Panel Repeated;
+  static inline const char* repeated(const Matrix&, const char* panel) { return panel; }
+};
+
+template <class Panel, class Reading = Plain<Panel>>
+static void product_of(const Job& job) {
+  const Matrix& matrix = job.matrix;
+  const Tiling tiling(job.n, kTileRows);
+  const int64_t row_bytes = tile_width(matrix.in) / Panel::kDepth * Panel::kWords * 4;
+  int64_t block = kBlockBytes / (row_bytes * kTileRows);
   if (block < 1) block = 1;
   for (int64_t start = 0; start < tiling.tiles; start += block) {
     const int64_t stop = start + block < tiling.tiles ? start + block : tiling.tiles;
+    const char* data = matrix.data.get();
+    if (stop - start == 1) {
+      one_tile<Panel>(job, tiling, start, data + job.begin * matrix.panel_bytes, job.begin, job.end - job.begin);
+      continue;
+    }
     // With several tiles a panel is used by each of them while it is in the cache.
-    const int64_t step = stop - start > 1 ? 1 : end - begin;
-    for (int64_t p = begin; p < end; p += step) {
-      for (int64_t tile = start; tile < stop; ++tile) {
-        const int64_t row = tiling.first(tile);
-        tile_panels_for<Panel>(tiling.rows(tile))(tiles + row * in, matrix.data.get() + p * bytes, bytes, in, step,
-                                                  sums + row * sums_stride + p * kPanel, sums_stride);
-      }
+    for (int64_t p = job.begin; p < job.end; ++p) {
+      const char* panel = Reading::repeated(matrix, data + p * matrix.panel_bytes);
+      for (int64_t tile = start; tile < stop; ++tile)
+        one_tile<typename Reading::Repeated>(job, tiling, tile, panel, p, 1);
     }
   }
 }
+
+#if MOE_DOTS
+// Bytes become bfloat16 once and stay in the second-level cache: widening costs as much as five products.
+template <class Rows>
+struct Widened {
+  typedef BFloat16Pairs<Rows> Repeated;
+  static const char* repeated(const Matrix& matrix, const char* panel) {
+    const int64_t steps = (matrix.in + 1) / 2;
+    Scratch& scratch = Scratch::of_this_product();
+    if (!scratch.reserve(steps * Repeated::kStep)) return nullptr;
+    char* wide = scratch.take<char>(steps * Repeated::kStep);
+    for (int64_t s = 0; s < steps; ++s) {
+      const Two weights = Int8Pairs<Rows>::load(panel + s * Int8Pairs<Rows>::kStep);
+      __builtin_prefetch(panel + s * Int8Pairs<Rows>::kStep + kAhead);
+      memcpy(wide + s * Repeated::kStep, &weights, sizeof weights);
+    }
+    return wide;
+  }
+};
+#endif
 
 }  // namespace MOE_VARIANT

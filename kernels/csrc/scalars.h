@@ -71,8 +71,10 @@ struct Float16 {
   }
 };
 
+static inline bool is_bytes(int32_t dtype) { return dtype == MOE_INT8 || dtype == MOE_INT8_DYNAMIC; }
+
 static inline int64_t size_of(int32_t dtype) {
-  return dtype == MOE_FLOAT32 ? 4 : dtype == MOE_INT8 ? 1 : 2;
+  return dtype == MOE_FLOAT32 ? 4 : is_bytes(dtype) ? 1 : 2;
 }
 
 static inline bool is_float(int32_t dtype) {

@@ -13,6 +13,13 @@
 
 namespace MOE_VARIANT {
 
+// Instructions that multiply two bfloat16 pairs, or four bytes, and add them to a lane at once; byte tables to widen with.
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__) && defined(__AVX512VBMI__)
+#define MOE_DOTS 1
+#else
+#define MOE_DOTS 0
+#endif
+
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
 constexpr int kTileRows = 12;
@@ -43,6 +50,8 @@ static inline V load(const void* from) {
 
 static inline void store(float* to, Vec value) { memcpy(to, &value, sizeof value); }
 
+static inline Words broadcast_word(uint32_t x) { return x - Words{}; }
+
 // x - 0 keeps -0, where x + 0 would not.
 static inline Vec broadcast(float x) { return x - Vec{}; }
 
@@ -71,6 +80,32 @@ static inline Vec widen_bytes(const int8_t* from) {
   memcpy(&word, from, sizeof word);
   const Words bytes = (Words)(word - Ints{}) << (Words){24, 16, 8, 0};
   return __builtin_convertvector((Ints)bytes >> 24, Vec);
+#endif
+}
+
+// The two int16 of each lane times the two of `words`, added to the lane.
+static inline Ints add_pairs(Ints sums, Words pairs, Words words) {
+#if defined(__AVX512F__)
+  return sums + (Ints)_mm512_madd_epi16((__m512i)pairs, (__m512i)words);
+#elif defined(__AVX2__)
+  return sums + (Ints)_mm256_madd_epi16((__m256i)pairs, (__m256i)words);
+#else
+  const Ints low = ((Ints)(pairs << 16) >> 16) * ((Ints)(words << 16) >> 16);
+  return sums + low + ((Ints)pairs >> 16) * ((Ints)words >> 16);
+#endif
+}
+
+// 2 * kLanes signed bytes as int16, two in a lane.
+static inline Words widen_byte_pairs(const int8_t* from) {
+#if defined(__AVX512F__)
+  return (Words)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__AVX2__)
+  return (Words)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)from));
+#else
+  Words pairs;
+  for (int lane = 0; lane < kLanes; ++lane)
+    pairs[lane] = (uint32_t)(uint16_t)(int16_t)from[2 * lane] | (uint32_t)(uint16_t)(int16_t)from[2 * lane + 1] << 16;
+  return pairs;
 #endif
 }
 

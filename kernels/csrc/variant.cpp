@@ -4,30 +4,42 @@
 #include "attention.h"
 #include "matrix.h"
 #include "product.h"
+#include "rows.h"
 #include "scalars.h"
 #include "simd.h"
 
 namespace MOE_VARIANT {
 
-// Where in a step column j of a panel goes.
-static inline int64_t plain_place(int64_t j) { return j; }
-static inline int64_t paired_place(int64_t j) { return j % kLanes * 2 + j / kLanes; }  // see PanelBFloat16
-
 constexpr int64_t kPackSteps = 128;  // a block of them stays in the first-level cache while columns go into it
 
-template <class Bits>
-static void pack_panels(const moe_matrix& source, Matrix& matrix, int64_t (*place)(int64_t)) {
+static int64_t depth(int32_t dtype) {
+  if (dtype == MOE_BFLOAT16) return BFloat16Places::kDepth;
+  if (dtype == MOE_INT8) return Int8Places::kDepth;
+  return dtype == MOE_INT8_DYNAMIC ? DynamicPlaces::kDepth : 1;
+}
+
+static Tiles tiles(int32_t matrix_dtype, int32_t rows_dtype) {
+  if (matrix_dtype == MOE_INT8_DYNAMIC) return Tiles::kBytes;
+  const bool paired = MOE_DOTS && rows_dtype == MOE_BFLOAT16 && (matrix_dtype == MOE_BFLOAT16 || matrix_dtype == MOE_INT8);
+  return paired ? Tiles::kPairs : Tiles::kFloats;
+}
+
+template <class Bits, class Places>
+static void pack_panels(const moe_matrix& source, Matrix& matrix) {
+  constexpr int64_t kDepth = Places::kDepth;
   const Bits* from = (const Bits*)source.data;
+  const int64_t in = matrix.in, whole = (in + kDepth - 1) / kDepth * kDepth;
   for (int64_t p = 0; p < matrix.panels; ++p) {
     Bits* panel = (Bits*)(matrix.data.get() + p * matrix.panel_bytes);
-    for (int64_t first = 0; first < matrix.in; first += kPackSteps) {
-      const int64_t last = first + kPackSteps < matrix.in ? first + kPackSteps : matrix.in;
+    for (int64_t first = 0; first < whole; first += kPackSteps) {
+      const int64_t last = first + kPackSteps < whole ? first + kPackSteps : whole;
       for (int64_t j = 0; j < kPanel; ++j) {
         const int64_t column = p * kPanel + j;
         const Bits* values = from + (column < matrix.out ? column : 0) * source.out_stride;
-        Bits* to = panel + place(j);
-        for (int64_t k = first; k < last; ++k)
-          to[k * kPanel] = column < matrix.out ? values[k * source.in_stride] : Bits{};
+        for (int64_t k = first; k < last; ++k) {
+          const Bits value = column < matrix.out && k < in ? Places::stored(values[k * source.in_stride]) : Bits{};
+          panel[k / kDepth * kDepth * kPanel + Places::place(j, k % kDepth)] = value;
+        }
       }
     }
   }
@@ -36,85 +48,79 @@ static void pack_panels(const moe_matrix& source, Matrix& matrix, int64_t (*plac
 static void pack(const moe_matrix& source, Matrix& matrix) {
   switch (source.dtype) {
     case MOE_FLOAT32:
-      return pack_panels<float>(source, matrix, plain_place);
+      return pack_panels<float, PlainPlaces>(source, matrix);
     case MOE_BFLOAT16:
-      return pack_panels<uint16_t>(source, matrix, paired_place);
+      return pack_panels<uint16_t, BFloat16Places>(source, matrix);
     case MOE_FLOAT16:
-      return pack_panels<uint16_t>(source, matrix, plain_place);
+      return pack_panels<uint16_t, PlainPlaces>(source, matrix);
+    case MOE_INT8:
+      pack_panels<int8_t, Int8Places>(source, matrix);
+      break;
     default:
-      pack_panels<int8_t>(source, matrix, plain_place);
+      pack_panels<int8_t, DynamicPlaces>(source, matrix);
   }
+  const float shift = source.dtype == MOE_INT8 ? kInt8Shift : 0;  // what is stored stands for that much more
   for (int64_t column = 0; column < matrix.panels * kPanel; ++column) {
     matrix.scale[column] = column < matrix.out ? source.scale[column] : 0;
-    matrix.offset[column] = column < matrix.out ? source.offset[column] : 0;
-  }
-}
-
-template <class Element>
-static void gather_of(const void* rows, int64_t row_stride, const int32_t* index, int64_t n, int64_t in,
-                      float* tiles) {
-  typedef typename Element::Bits Bits;
-  constexpr int64_t kSize = sizeof(Bits);
-  const Tiling tiling(n, kTileRows);
-  for (int64_t tile = 0; tile < tiling.tiles; ++tile) {
-    const int64_t first = tiling.first(tile), height = tiling.rows(tile);
-    float* to = tiles + first * in;
-    if (height == 1) {  // the common case, as a loop over neighbours
-      const char* row = (const char*)rows + (index ? index[first] : first) * row_stride * kSize;
-      for (int64_t k = 0; k < in; ++k) to[k] = Element::widen(element_at<Bits>(row + k * kSize));
-      continue;
-    }
-    for (int64_t m = 0; m < height; ++m) {
-      const char* row = (const char*)rows + (index ? index[first + m] : first + m) * row_stride * kSize;
-      for (int64_t k = 0; k < in; ++k) to[k * height + m] = Element::widen(element_at<Bits>(row + k * kSize));
-    }
-  }
-}
-
-static void gather(const void* rows, int32_t dtype, int64_t row_stride, const int32_t* index, int64_t n, int64_t in,
-                   float* tiles) {
-  if (dtype == MOE_FLOAT32) return gather_of<Float32>(rows, row_stride, index, n, in, tiles);
-  if (dtype == MOE_BFLOAT16) return gather_of<BFloat16>(rows, row_stride, index, n, in, tiles);
-  gather_of<Float16>(rows, row_stride, index, n, in, tiles);
-}
-
-static void row_sums(const float* tiles, int64_t n, int64_t in, float* sums) {
-  const Tiling tiling(n, kTileRows);
-  for (int64_t tile = 0; tile < tiling.tiles; ++tile) {
-    const int64_t first = tiling.first(tile), height = tiling.rows(tile);
-    float total[kTileRows] = {};
-    for (int64_t k = 0; k < in; ++k)
-      for (int64_t m = 0; m < height; ++m) total[m] += tiles[first * in + k * height + m];
-    for (int64_t m = 0; m < height; ++m) sums[first + m] = total[m];
+    matrix.offset[column] = column < matrix.out ? source.offset[column] - shift * source.scale[column] : 0;
   }
 }
 
 // scale * sum(x * q) + offset * sum(x): the weights' scale and offset, applied once per output.
-static void dequantise(const Matrix& matrix, const float* row_sums, int64_t n, int64_t begin, int64_t end,
-                       float* sums, int64_t sums_stride) {
-  for (int64_t row = 0; row < n; ++row) {
-    const Vec total = broadcast(row_sums[row]);
-    for (int64_t column = begin * kPanel; column < end * kPanel; column += kLanes) {
-      float* at = sums + row * sums_stride + column;
+static void dequantise(const Job& job, const RowFacts* facts) {
+  const Matrix& matrix = job.matrix;
+  for (int64_t row = 0; row < job.n; ++row) {
+    const Vec total = broadcast(facts[row].sum);
+    for (int64_t column = job.begin * kPanel; column < job.end * kPanel; column += kLanes) {
+      float* at = job.sums + row * job.sums_stride + column;
       const Vec scaled = load<Vec>(at) * load<Vec>(matrix.scale.get() + column);
       store(at, fma(total, load<Vec>(matrix.offset.get() + column), scaled));
     }
   }
 }
 
-static void product(const Matrix& matrix, const float* tiles, const float* row_sums, int64_t n, int64_t begin,
-                    int64_t end, float* sums, int64_t sums_stride) {
-  switch (matrix.dtype) {
-    case MOE_FLOAT32:
-      return product_of<PanelFloat32>(matrix, tiles, n, begin, end, sums, sums_stride);
-    case MOE_BFLOAT16:
-      return product_of<PanelBFloat16>(matrix, tiles, n, begin, end, sums, sums_stride);
-    case MOE_FLOAT16:
-      return product_of<PanelFloat16>(matrix, tiles, n, begin, end, sums, sums_stride);
-    default:
-      product_of<PanelInt8>(matrix, tiles, n, begin, end, sums, sums_stride);
-      dequantise(matrix, row_sums, n, begin, end, sums, sums_stride);
+// Integer sums to float first, with the row's scale; what was added to each weight is taken away again.
+static void unround(const Job& job, const RowFacts* facts) {
+  for (int64_t row = 0; row < job.n; ++row) {
+    const Words shifted = broadcast_word((uint32_t)(facts[row].bytes * PanelDynamic::kShift));
+    const Vec scale = broadcast(facts[row].scale);
+    for (int64_t column = job.begin * kPanel; column < job.end * kPanel; column += kLanes) {
+      float* at = job.sums + row * job.sums_stride + column;
+      store(at, __builtin_convertvector((Ints)(load<Words>(at) - shifted), Vec) * scale);
+    }
   }
+}
+
+static void multiply(const Job& job, Tiles kind) {
+  switch (job.matrix.dtype) {
+    case MOE_FLOAT32:
+      return product_of<PanelFloat32>(job);
+    case MOE_FLOAT16:
+      return product_of<PanelFloat16>(job);
+    case MOE_INT8_DYNAMIC:
+      return product_of<PanelDynamic>(job);
+#if MOE_DOTS
+    case MOE_BFLOAT16:
+      return kind == Tiles::kPairs ? product_of<BFloat16Pairs<PairRows>>(job) : product_of<BFloat16Pairs<SplitRows>>(job);
+    default:
+      return kind == Tiles::kPairs ? product_of<Int8Pairs<PairRows>, Widened<PairRows>>(job)
+                                   : product_of<Int8Pairs<SplitRows>, Widened<SplitRows>>(job);
+#else
+    case MOE_BFLOAT16:
+      return product_of<PanelBFloat16>(job);
+    default:
+      return product_of<PanelInt8>(job);
+#endif
+  }
+  (void)kind;
+}
+
+static void product(const Matrix& matrix, Tiles kind, const uint32_t* tiles, const RowFacts* facts, int64_t n,
+                    int64_t begin, int64_t end, float* sums, int64_t sums_stride) {
+  const Job job{matrix, tiles, n, begin, end, sums, sums_stride};
+  multiply(job, kind);
+  if (matrix.dtype == MOE_INT8_DYNAMIC) unround(job, facts);
+  if (matrix.of_bytes()) dequantise(job, facts);
 }
 
 template <class Element>
@@ -142,7 +148,7 @@ static void finish(const float* sums, int64_t sums_stride, const float* bias, in
 #define MOE_NAME(name) MOE_TEXT(name)
 
 extern const Variant variant;
-const Variant variant = {MOE_NAME(MOE_VARIANT), kPanel, kTileRows, pack, gather, product, row_sums, finish,
-                         activate,              combine, attention_scratch, attend, rms_norm};
+const Variant variant = {MOE_NAME(MOE_VARIANT), kPanel, kTileRows, depth, tiles, pack, gather, product,
+                         finish,                activate, combine,    attention_scratch, attend, rms_norm, rotate};
 
 }  // namespace MOE_VARIANT

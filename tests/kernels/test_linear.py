@@ -121,8 +121,11 @@ def test_every_16_bit_value_comes_through_unchanged(variant, dtype, bits):
     rows = values[values.isfinite()][:, None]
     layer = NativeLinear(torch.ones(1, 1, dtype=dtype), None, variant=variant)
     weights = NativeLinear(rows, None, variant=variant)
-    assert torch.equal(layer(rows), rows)
-    assert torch.equal(weights(torch.ones(1, 1, dtype=dtype)).T, rows)
+    # The pair product of bfloat16 (x86's VDPBF16PS) takes subnormals for zero, as oneDNN and so torch do with it.
+    flushed = variant.endswith("dots") and dtype == torch.bfloat16
+    want = torch.where(rows.abs() < torch.finfo(dtype).tiny, 0, rows) if flushed else rows
+    assert torch.equal(layer(rows), want)
+    assert torch.equal(weights(torch.ones(1, 1, dtype=dtype)).T, want)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])

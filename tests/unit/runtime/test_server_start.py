@@ -7,6 +7,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from moe.api.control.v1 import control_pb2
 from moe.runtime.errors import StartupError
+from moe.runtime.server import STARTED
 from support.echo_service import NAME, message
 from support.ports import free_address, unix_address
 from support.running_service import NOT_SERVING, SERVING, Running
@@ -29,6 +30,15 @@ async def test_a_service_that_speaks_for_itself_is_ready_when_it_says_so_and_may
         await running.until(SERVING)
         await asyncio.to_thread(running.lifecycle.set_ready, False)
         await running.until(NOT_SERVING)
+
+
+async def test_a_service_that_waits_for_others_says_that_it_has_started(tmp_path):
+    done = asyncio.Event()
+    async with Running(tmp_path, startup=done.wait, ready_after_startup=False) as running:
+        before = await running.status(STARTED)
+        done.set()
+        await running.until(SERVING, STARTED)
+        assert (before, await running.status()) == (NOT_SERVING, NOT_SERVING)
 
 
 async def test_health_of_an_unknown_service_is_not_found(tmp_path):

@@ -4,19 +4,24 @@
 //! The pure parts (`combiner`, `queue`, `ledger`) read no clock and do no I/O; `router`, `collector`, `aggregator` and
 //! `expert` carry them over `link` and `serve`; `python` is the door to moe.wire.native.
 
+pub mod aggregator;
 pub mod backoff;
 pub mod codec;
 pub mod collector;
 pub mod combiner;
 pub mod driver;
+pub mod expert;
 pub mod host;
 pub mod ledger;
 pub mod link;
 pub mod logs;
 pub mod names;
 pub mod outbox;
+#[cfg(feature = "python")]
+mod python;
 pub mod queue;
 pub mod router;
+pub mod serve;
 pub mod settings;
 pub mod sums;
 pub mod tensors;

@@ -314,7 +314,7 @@ fn code_name(status: &Status) -> String {
 }
 
 /// The cause at the bottom of a chain of errors, which says what happened.
-fn deepest(error: &dyn std::error::Error) -> String {
+pub(crate) fn deepest(error: &dyn std::error::Error) -> String {
     let mut deepest = error;
     while let Some(source) = deepest.source() {
         deepest = source;

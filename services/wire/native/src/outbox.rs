@@ -97,9 +97,29 @@ impl<M> Outbox<M> {
         }
         let waker = inner.waker.take();
         drop(inner);
+        self.0.shrunk.notify_waiters();
         if let Some(waker) = waker {
             waker.wake();
         }
+    }
+
+    /// Returns when the stream is over: it was told to end, or the transport dropped its end.
+    pub async fn over(&self) {
+        loop {
+            let changed = self.0.shrunk.notified();
+            {
+                let inner = self.0.inner.lock().unwrap();
+                if inner.gone || inner.ended {
+                    return;
+                }
+            }
+            changed.await;
+        }
+    }
+
+    /// Whether so many bytes wait that the peer had better not be read either.
+    pub fn is_half_full(&self) -> bool {
+        self.0.inner.lock().unwrap().bytes > self.0.max_bytes / 2
     }
 
     /// Returns when at most so many bytes wait, or nobody reads any more.
@@ -119,6 +139,12 @@ impl<M> Outbox<M> {
     /// The most bytes that may wait.
     pub fn max_bytes(&self) -> usize {
         self.0.max_bytes
+    }
+
+    /// Whether the stream was told to end, or the transport has dropped its end.
+    pub fn is_over(&self) -> bool {
+        let inner = self.0.inner.lock().unwrap();
+        inner.gone || inner.ended
     }
 
     /// Whether the transport has dropped its end.

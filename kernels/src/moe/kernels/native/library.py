@@ -76,12 +76,42 @@ class CacheStruct(ctypes.Structure):
     )
 
 
+class ProjectionStruct(ctypes.Structure):
+    """moe_projection: from hidden states into the cache."""
+
+    _fields_ = (
+        ("qkv", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("query_heads", c_int64),
+        ("key_heads", c_int64),
+        ("head_size", c_int64),
+        ("epsilon", c_float),
+        ("whole_norm", c_int32),
+        ("round_first", c_int32),
+    )
+
+
+class RotaryStruct(ctypes.Structure):
+    """moe_rotary: the angles of each row's position."""
+
+    _fields_ = (
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("row_stride", c_int64),
+        ("half", c_int64),
+        ("second", c_int64),
+    )
+
+
 _ERROR = (c_char_p, c_int64)
 _RUN = (c_void_p, c_void_p, c_int32, c_int64, c_int64, c_void_p, c_int32, c_int64, c_int32)
 _SLOTS = (c_void_p, c_void_p, c_void_p, c_int32, c_int64)
 _GROUP = (c_void_p, c_void_p, c_int64, c_int64, *_SLOTS, c_void_p, c_int32)
 _ATTEND = (c_int32, POINTER(CacheStruct), c_void_p, c_int64, c_int64, c_int64, *(c_void_p,) * 4, c_int64, c_int32)
 _STORE = (POINTER(CacheStruct), *(c_void_p, c_int64, c_int64) * 2, c_int64, c_void_p, c_void_p)
+_WAY = (c_int32, POINTER(ProjectionStruct), POINTER(CacheStruct), POINTER(RotaryStruct), c_void_p, c_int64, c_int64)
+_PROJECT = (*_WAY, *(c_void_p,) * 3, c_int32)
 _NORM = (c_int32, c_void_p, c_int32, c_int64, c_int64, c_int64, c_void_p, c_float, c_int32, c_void_p, c_int32)
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "moe_kernels_abi": (c_int32, ()),
@@ -99,6 +129,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "moe_group_run": (c_int32, (*_GROUP, c_int32, *_ERROR)),
     "moe_attend": (c_int32, (*_ATTEND, *_ERROR)),
     "moe_store": (c_int32, (*_STORE, *_ERROR)),
+    "moe_project": (c_int32, (*_PROJECT, *_ERROR)),
     "moe_rms_norm": (c_int32, (*_NORM, *_ERROR)),
     "moe_group_ffn": (c_int32, (*_GROUP[:2], *_GROUP[3:], *_ERROR)),
 }

@@ -8,7 +8,7 @@ from moe.operator.planner.backoff import Backoff
 from moe.operator.planner.errors import ConflictingWishes, PlanError, UnfitModel, UnfitWish
 from moe.operator.planner.grouping import plan
 from moe.operator.planner.naming import deployment_name
-from moe.operator.planner.threads import ThreadBudget, thread_budget
+from moe.operator.planner.threads import PARTS_ENVIRONMENT, ThreadBudget, thread_budget
 from moe.operator.planner.values import (
     AggregatorPlan,
     GroupPlan,
@@ -21,6 +21,7 @@ from moe.operator.planner.values import (
 )
 
 __all__ = [
+    "PARTS_ENVIRONMENT",
     "AggregatorPlan",
     "Backoff",
     "ConflictingWishes",

@@ -15,18 +15,10 @@ from moe.cli.supervise.lifecycle import Rules
 from moe.cli.supervise.ports import FreePorts
 from moe.cli.supervise.spec import ProcessSpec, Role
 from moe.cli.supervise.state_file import DeploymentRecord
-from moe.operator.planner import Backoff, ModelFacts, Plan, Wishes, plan
+from moe.operator.planner import PARTS_ENVIRONMENT, Backoff, ModelFacts, Plan, Wishes, plan
 from moe.runtime import addresses as listen_addresses
 
 _KILL_AFTER_DRAIN_S = 5.0
-
-_PARTS_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",  # at import; each part then sets its own share of the plan's thread budget
-    "MALLOC_ARENA_MAX": "1",  # one heap instead of one a thread: some 1.5 MiB less in each of many processes
-    "TOKENIZERS_PARALLELISM": "false",
-    "GRPC_ENABLE_FORK_SUPPORT": "0",  # the fork server forks before gRPC exists; its handlers would only warn
-    "HF_HUB_OFFLINE": "1",  # a package has everything; nothing may look for more
-}
 
 
 @dataclass(frozen=True)
@@ -76,7 +68,7 @@ def _deployment(launch: Launch, made: Plan, *, name: str, folder: Path, environ:
         address=next(spec.endpoint for spec in specs if spec.role is Role.ROUTER),
         specs=specs,
         modules=_shared_modules(specs),
-        environ={**environ, **_PARTS_ENVIRONMENT, **made.threads.environment},
+        environ={**environ, **PARTS_ENVIRONMENT, **made.threads.environment},
         rules=_rules(launch.ready_timeout_s),
         ready_timeout_s=launch.ready_timeout_s,
         folder=folder,

@@ -30,12 +30,19 @@ from moe.runtime.lifecycle import InFlight, Lifecycle
 from moe.runtime.process import new_instance_id
 from moe.runtime.server_settings import ServerSettings, server_options
 
-__all__ = ["Lifecycle", "Server", "ServerSettings", "Service", "run", "serve"]
+__all__ = ["STARTED", "Lifecycle", "Server", "ServerSettings", "Service", "run", "serve"]
 
 logger = logging.getLogger("moe.server")
 
 Hook = Callable[[], Awaitable[None]]
 _CONTROL = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
+STARTED = "moe.started"
+"""A name in health beside the services': SERVING once start-up is over and for as long as the loop answers at all.
+
+A service that waits for others, as a router without experts does, is not ready and yet nothing to start again. Kubelets
+ask for this name to know that loading is over, and later that the process still turns.
+"""
+
 _LAST_WRITES_S = 1.0
 """Time for statuses of ended calls to leave before the server closes."""
 
@@ -118,6 +125,7 @@ class Server:
         """Opens the port and begins the service's start-up. Raises StartupError when the address can't be had."""
         wanted = addresses.parse(self._settings.listen)
         self._register()
+        await self._health.set(STARTED, health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._publish()
         self._address = addresses.bind(wanted, self._server.add_insecure_port)
         await self._server.start()
@@ -171,6 +179,7 @@ class Server:
         try:
             if self._service.startup:
                 await self._service.startup()
+            await self._health.set(STARTED, health_pb2.HealthCheckResponse.SERVING)
             if self._service.ready_after_startup:
                 self._lifecycle.set_ready(True)
         except Exception as error:

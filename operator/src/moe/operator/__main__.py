@@ -1,0 +1,136 @@
+"""Runs the operator: `python -m moe.operator --image IMAGE [--namespace NAMESPACE]`.
+
+Waits for its turn (Lease), then for the custom resource definitions, then watches and acts until it is told to end or
+loses its turn.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import kopf
+from moe.operator.cluster import Cluster, ClusterError
+from moe.operator.executor import Executor
+from moe.operator.handlers import kopf_settings, registry_of
+from moe.operator.lease import Lease
+from moe.operator.metrics import DEFINITIONS_CURRENT, LEADING
+from moe.operator.naming import SCHEMA_ANNOTATION
+from moe.operator.pages import serve_pages
+from moe.operator.reconciler import Reconciler
+from moe.operator.resources import definitions
+from moe.operator.settings import Settings, read_settings
+from moe.operator.world import World
+
+logger = logging.getLogger("moe.operator")
+
+_DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+_LOOK_S = 3.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serves until told to end. Returns 0; 1 when the Lease is lost or the port is taken; 2 for bad settings."""
+    settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
+    kopf.configure(log_format=kopf.LogFormat.JSON if settings.log_format == "json" else kopf.LogFormat.PLAIN)
+    logging.getLogger().setLevel(settings.log_level.upper())
+    try:
+        return asyncio.run(operate(settings))
+    except (ClusterError, OSError) as error:
+        logger.error("the operator ends: %s", error)
+        return 1
+
+
+async def operate(settings: Settings) -> int:
+    """The operator's life. Raises ClusterError when there is no way to any API server, OSError for a taken port."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    cluster = await Cluster.connect()
+    ready = asyncio.Event()
+    pages = await serve_pages(settings.port, ready.is_set)
+    lease = Lease(cluster, settings)
+    try:
+        ready.set()
+        if not await _unless(stop, lease.acquire()):
+            return 0
+        LEADING.set(1)
+        logger.info("%s holds the Lease and acts in %s", settings.identity, settings.namespace or "all namespaces")
+        if not await _unless(stop, definitions_are_there(cluster)):
+            return 0
+        return await _act(cluster, settings, lease, stop)
+    finally:
+        LEADING.set(0)
+        await lease.release()
+        await pages.cleanup()
+        await cluster.close()
+
+
+async def _act(cluster: Cluster, settings: Settings, lease: Lease, stop: asyncio.Event) -> int:
+    """Watches and acts. Returns 0 when told to end, 1 when the Lease is lost."""
+    world = World()
+    reconciler = Reconciler(world, Executor(cluster, world.put, settings.identity), settings.image)
+    ended = asyncio.Event()
+    watching = asyncio.create_task(
+        kopf.operator(
+            registry=registry_of(world, reconciler),
+            settings=kopf_settings(),
+            clusterwide=not settings.namespace,
+            namespaces=[settings.namespace] if settings.namespace else [],
+            standalone=True,
+            stop_flag=ended,
+        )
+    )
+    keeping = asyncio.create_task(lease.keep())
+    stopping = asyncio.create_task(stop.wait())
+    done, _ = await asyncio.wait({watching, keeping, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    keeping.cancel()
+    await reconciler.close()
+    ended.set()
+    stopping.cancel()
+    outcome = await asyncio.gather(watching, return_exceptions=True)
+    if watching in done and isinstance(outcome[0], BaseException):
+        logger.error("watching has failed", exc_info=outcome[0])
+    return 0 if stopping in done else 1
+
+
+async def definitions_are_there(cluster: Cluster) -> None:
+    """Returns once the cluster knows the custom resources. Says so when they are not this operator's own."""
+    for each in definitions():
+        name, complained = each["metadata"]["name"], ""
+        while True:
+            try:
+                found = await cluster.get(f"{_DEFINITIONS}/{name}")
+                break
+            except ClusterError as error:
+                if str(error) != complained:
+                    logger.error("no definition %s: %s; install those of this version (charts/moe/crds)", name, error)
+                complained = str(error)
+                await asyncio.sleep(_LOOK_S)
+        current = found["metadata"].get("annotations", {}).get(SCHEMA_ANNOTATION)
+        DEFINITIONS_CURRENT.set(current == each["metadata"]["annotations"][SCHEMA_ANNOTATION])
+        if current != each["metadata"]["annotations"][SCHEMA_ANNOTATION]:
+            logger.warning("definition %s is of another version of moe; apply charts/moe/crds of this one", name)
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether the work was done before it was time to end."""
+    task, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    for each in (task, stopping):
+        if not each.done():
+            each.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await each
+    if task.cancelled() or not task.done():
+        return False
+    task.result()
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

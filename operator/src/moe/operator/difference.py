@@ -1,0 +1,69 @@
+"""Whether what is wished differs from what is there, so that nothing is written that has not changed.
+
+The digest of what was applied last finds every change of wishes, removals too; comparing field by field finds what
+others have changed since. Fields that the wishes don't name are somebody else's.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from moe.operator.amounts import amount
+from moe.operator.manifests import Manifest
+from moe.operator.naming import DIGEST_ANNOTATION, REPLICAS_MANAGER
+
+
+def digest(manifest: Manifest) -> str:
+    """Of a manifest, the same for the same wishes."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def marked(manifest: Manifest) -> Manifest:
+    """The manifest as it is applied: with the digest of itself."""
+    annotations = {**manifest["metadata"].get("annotations", {}), DIGEST_ANNOTATION: digest(manifest)}
+    return {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}
+
+
+def differs(wished: Manifest, found: Mapping[str, Any] | None) -> bool:
+    """Whether a marked manifest has to be applied. found: the object as it is, None when there is none."""
+    return found is None or not covers(found, wished)
+
+
+def covers(found: Any, wished: Any) -> bool:
+    """Whether all that is wished is there. Amounts are compared as numbers: `1000m` is `1`."""
+    if isinstance(wished, Mapping):
+        return isinstance(found, Mapping) and all(
+            (key in found and covers(found[key], value)) or value in ({}, [], "", None, False)
+            for key, value in wished.items()
+        )
+    if isinstance(wished, list):
+        return (
+            isinstance(found, list)
+            and len(found) == len(wished)
+            and all(covers(one, other) for one, other in zip(found, wished, strict=True))
+        )
+    return bool(found == wished) or _same_amount(found, wished)
+
+
+def replicas_are_ours(found: Mapping[str, Any]) -> bool:
+    """Whether nobody but the operator has set `spec.replicas` of an object (slimmed by `slim`)."""
+    managers = {entry.get("manager") for entry in found["metadata"].get("managedFields", ())}
+    return managers <= {REPLICAS_MANAGER}
+
+
+def slim(body: Mapping[str, Any]) -> Manifest:
+    """A body as the operator keeps it: of its field managers only those who own `spec.replicas`."""
+    managed = [
+        {"manager": entry.get("manager"), "operation": entry.get("operation")}
+        for entry in body["metadata"].get("managedFields", ())
+        if "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})
+    ]
+    return {**body, "metadata": {**body["metadata"], "managedFields": managed}}
+
+
+def _same_amount(found: Any, wished: Any) -> bool:
+    try:
+        return amount(str(found)) == amount(str(wished))
+    except (ValueError, ArithmeticError):
+        return False

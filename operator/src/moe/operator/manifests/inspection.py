@@ -1,0 +1,59 @@
+"""The Job that reads what a package holds: its few facts reach the operator as the pod's termination message.
+
+So the operator needs no right to read logs and no mount of its own, and a package that can't be used is known before
+any expert is started for it.
+"""
+
+from moe.operator.manifests.context import Manifest, ModelContext, metadata
+from moe.operator.manifests.pods import (
+    container_security,
+    environment,
+    package_mount,
+    placement,
+    pod_security,
+    tmp_mount,
+    volumes,
+)
+from moe.operator.naming import PACKAGE_PATH, account_name, inspection_name, labels
+
+_DEADLINE_S = 600
+_REPORT = "/dev/termination-log"
+
+
+def inspection(model: ModelContext) -> Manifest:
+    """The Job. It is kept until the model goes, as its result is read from its pod once only."""
+    spec: Manifest = {
+        "serviceAccountName": account_name(model.name, "package"),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "restartPolicy": "Never",
+        "securityContext": pod_security(),
+        "containers": [
+            {
+                "name": "package",
+                "image": model.image,
+                "imagePullPolicy": model.spec.image_pull_policy,
+                "command": ["python", "-m", "moe.operator.package_reader"],
+                "args": [PACKAGE_PATH, f"--report={_REPORT}"],
+                "env": environment(1),
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "securityContext": container_security(),
+                "volumeMounts": [package_mount(model, ""), tmp_mount()],
+            }
+        ],
+        "volumes": volumes(model),
+        **placement(model.spec.router),
+    }
+    if model.spec.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in model.spec.image_pull_secrets]
+    name = inspection_name(model.name)
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata(model, name, "package", model.owner),
+        "spec": {
+            "backoffLimit": 2,
+            "activeDeadlineSeconds": _DEADLINE_S,
+            "template": {"metadata": {"labels": labels(model.name, "package")}, "spec": spec},
+        },
+    }
