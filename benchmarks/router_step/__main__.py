@@ -24,14 +24,19 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         package = options.package or write_medium(Path(folder) / "medium")
-        backbone = load_backbone(package, deterministic=options.deterministic, linear_kernel=options.linear_kernel)
+        backbone = load_backbone(
+            package,
+            deterministic=options.deterministic,
+            linear_kernel=options.linear_kernel,
+            attention_kernel=options.attention_kernel,
+        )
     results = [measure(backbone, rows, options.steps, options.context, options.temperature) for rows in options.rows]
     if options.json:
         print(json.dumps([result.as_json() for result in results]))
         return
     name = options.package.name if options.package else "medium (hidden 1024, 16 layers, 16 experts, top 2, bfloat16)"
     print(f"{name}; {platform.processor() or platform.machine()}, torch {torch.__version__}, threads {options.threads}")
-    print(f"linear layers: {backbone.linears.words()}")
+    print(f"linear layers: {backbone.linears.words()}; attention and norms: {backbone.attention_kernel}")
     for result in results:
         _print(result)
 
@@ -45,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     parser.add_argument("--linear-kernel", choices=["auto", "torch", "native"], default="auto")
+    parser.add_argument("--attention-kernel", choices=["auto", "torch", "native"], default="auto")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of tables")
     return parser

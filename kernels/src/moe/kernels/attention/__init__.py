@@ -1,4 +1,4 @@
-"""Softmax attention of packed rows over a cache of slots: `SlotAttention(keys, values, ...)`, then `attention(query, ...)`.
+"""Softmax attention of packed rows over a cache of slots: make a `SlotAttention` of its slabs, then call it.
 
 Each row sees a range of one slot's keys, read in place. Back ends: `reference`, and `native` (kernels/csrc), which is
 batch-invariant: a row's bits depend on its query and its keys alone, not on what else is in the call or in the slot.
@@ -25,7 +25,8 @@ backends: Registry[type[NativeAttention] | type[ReferenceAttention]] = Registry(
 class SlotAttention:
     """keys [slots, heads, tokens, size] and values [slots, heads, tokens, v]: a layer's cache, of which views are kept.
 
-    groups: query heads that share a key head. Scores and softmax are float32, the result is rounded once. Raises ValueError for shapes and dtypes that don't fit, UnknownBackendError, UnavailableBackendError.
+    groups: query heads that share a key head. Scores and softmax are float32, the result is rounded once. run: what the
+    back end made. Raises ValueError for shapes and dtypes that don't fit, UnknownBackendError, UnavailableBackendError.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, *, groups: int, backend: str = AUTO) -> None:
@@ -34,7 +35,7 @@ class SlotAttention:
         self._slots, self._tokens = keys.shape[0], keys.shape[2]
         self._key, self._value = (keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3])
         self._query = (keys.shape[1] * groups, keys.shape[3], keys.dtype)
-        self._run = backends.get(self.backend)(keys, values, groups)
+        self.run = backends.get(self.backend)(keys, values, groups)
 
     def __call__(self, query: Tensor, ranges: KeyRanges, *, scale: float, sinks: Tensor | None = None) -> Tensor:
         """Queries [n, heads * groups, size] to [n, heads * groups, v]. Ranges have to lie inside the cache.
@@ -48,7 +49,7 @@ class SlotAttention:
             raise ValueError(f"query: got {got}, want {dtype} {[len(ranges), heads, size]}")
         if sinks is not None and tuple(sinks.shape) != (heads,):
             raise ValueError(f"sinks: got shape {list(sinks.shape)}, want [{heads}]")
-        return self._run(query, ranges, scale, sinks)
+        return self.run(query, ranges, scale, sinks)
 
     def store(self, keys: Tensor, values: Tensor, ranges: KeyRanges) -> None:
         """Puts each row's keys [n, heads, size] and values [n, heads, v] where its range ends: token ends[i] - 1.
@@ -59,7 +60,7 @@ class SlotAttention:
             if rows.shape != (len(ranges), *wanted) or rows.dtype != self._query[2]:
                 got = f"{rows.dtype} {list(rows.shape)}"
                 raise ValueError(f"{name}: got {got}, want {self._query[2]} {[len(ranges), *wanted]}")
-        self._run.store(keys, values, ranges)
+        self.run.store(keys, values, ranges)
 
     def check(self, ranges: KeyRanges) -> None:
         """Raises ValueError for ranges that are empty or leave the cache; a call itself doesn't look."""

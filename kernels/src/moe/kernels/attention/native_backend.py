@@ -10,7 +10,8 @@ from torch import Tensor
 
 
 class NativeAttention:
-    """As moe.kernels.attention.SlotAttention. variant: an instruction set in `native.variants()`, the best one for None.
+    """As moe.kernels.attention.SlotAttention. variant: an instruction set of `native.variants()`, None for the best.
+    pointer: to the cache's description, for other calls.
 
     Works with as many threads as torch is set to, where the work is worth waking them.
     """
@@ -19,7 +20,7 @@ class NativeAttention:
         self._library, self._variant = library(), variant_number(variant)
         self._sinks: Tensor | None = None
         self._wide_sinks: Tensor | None = None
-        self._held, self._value_size = (keys, values), values.shape[-1]
+        self._held, self._value_size, self.dtype = (keys, values), values.shape[-1], keys.dtype
         self._cache = CacheStruct(
             keys=keys.data_ptr(),
             values=values.data_ptr(),
@@ -37,7 +38,7 @@ class NativeAttention:
             scale=1.0,
             dtype=DTYPE_NUMBERS[keys.dtype],
         )
-        self._pointer = byref(self._cache)
+        self.pointer = byref(self._cache)
 
     def __call__(self, query: Tensor, ranges: KeyRanges, scale: float, sinks: Tensor | None) -> Tensor:
         """[n, query heads, size] to [n, query heads, v]."""
@@ -51,14 +52,14 @@ class NativeAttention:
         self._library.call(
             "moe_attend",
             self._variant,
-            self._pointer,
+            self.pointer,
             query.data_ptr(),
             query.stride(0),
             query.stride(1),
             n,
-            ranges.slots.data_ptr(),
-            ranges.firsts.data_ptr(),
-            ranges.ends.data_ptr(),
+            ranges.slots_pointer,
+            ranges.firsts_pointer,
+            ranges.ends_pointer,
             out.data_ptr(),
             heads * self._value_size,
             torch.get_num_threads(),
@@ -76,7 +77,7 @@ class NativeAttention:
         keys, values = (each if each.stride(2) == 1 else each.contiguous() for each in (keys, values))
         self._library.call(
             "moe_store",
-            self._pointer,
+            self.pointer,
             keys.data_ptr(),
             keys.stride(0),
             keys.stride(1),
@@ -84,6 +85,6 @@ class NativeAttention:
             values.stride(0),
             values.stride(1),
             len(ranges),
-            ranges.slots.data_ptr(),
-            ranges.ends.data_ptr(),
+            ranges.slots_pointer,
+            ranges.ends_pointer,
         )

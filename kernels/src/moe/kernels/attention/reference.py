@@ -1,4 +1,4 @@
-"""The formula, a row and a key head at a time, in float64 (Vaswani et al., Attention Is All You Need, section 3.2.1)."""
+"""A row and a key head at a time, in float64 (Vaswani et al., Attention Is All You Need, section 3.2.1)."""
 
 import torch
 from moe.kernels.attention.ranges import KeyRanges

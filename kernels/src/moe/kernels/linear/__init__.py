@@ -33,8 +33,8 @@ class PackedLinear:
 
     weight: float32, bfloat16 or float16, any strides, or a QuantisedWeight. Rows may be of any of these dtypes,
     whatever the weight's. A packing back end copies the weight and keeps no view of it. backend: a name in
-    `backends.names()`; the one taken is in `backend`, the reason in `why`. `bytes`: what the layer keeps resident.
-    Raises ValueError for shapes and dtypes that don't fit, UnknownBackendError, UnavailableBackendError.
+    `backends.names()`; the one taken is in `backend`, the reason in `why`. `layer`: what it made; `bytes`: what that
+    keeps resident. Raises ValueError for what doesn't fit, UnknownBackendError, UnavailableBackendError.
     """
 
     def __init__(self, weight: Weight, bias: Tensor | None = None, *, backend: str = AUTO) -> None:
@@ -43,12 +43,12 @@ class PackedLinear:
             self.backend, self.why = measured.choose(backends, weight)
         else:
             self.backend, self.why = backends.resolve(backend), "asked for by name"
-        self._layer = backends.get(self.backend)(weight, bias)
+        self.layer = backends.get(self.backend)(weight, bias)
 
     @property
     def bytes(self) -> int:
         """Bytes kept resident for weight and bias."""
-        return self._layer.bytes
+        return self.layer.bytes
 
     @property
     def batch_invariant(self) -> bool:
@@ -61,7 +61,7 @@ class PackedLinear:
             raise ValueError(f"rows: got shape {list(rows.shape)}, want [..., {self.columns}]")
         float_number(rows.dtype, "rows")
         flat = rows if rows.dim() == 2 else rows.reshape(-1, self.columns)
-        out = self._layer(flat)
+        out = self.layer(flat)
         return out if rows.dim() == 2 else out.view(*rows.shape[:-1], self.out)
 
 

@@ -23,7 +23,7 @@ class NativeLinear:
         wide = None if bias is None else bias.float().contiguous()
         pointer = None if wide is None else cast(wide.data_ptr(), POINTER(c_float))
         self._library.call("moe_linear_pack", variant_number(variant), byref(struct), pointer, byref(handle))
-        self._handle = handle
+        self.handle = handle
         weakref.finalize(self, self._library.function("moe_linear_free"), handle)
         self.bytes = int(self._library.function("moe_linear_bytes")(handle))
 
@@ -35,7 +35,7 @@ class NativeLinear:
         out = torch.empty(count, self._out, dtype=rows.dtype)
         self._library.call(
             "moe_linear_run",
-            self._handle,
+            self.handle,
             rows.data_ptr(),
             number,
             count,

@@ -77,8 +77,9 @@ class RmsNorm:
         if weight.dim() != 1 or not weight.is_floating_point() or weight.device != torch.device("cpu"):
             raise ValueError(f"weight: got {weight.dtype} {list(weight.shape)} on {weight.device}, want floats [width]")
         self.backend = backends.resolve(backend)
+        self.weight, self.epsilon, self.round_first = weight.detach().float().contiguous().clone(), epsilon, round_first
         self._width = weight.shape[0]
-        self._norm = backends.get(self.backend)(weight.detach().float().contiguous().clone(), epsilon, round_first)
+        self._norm = backends.get(self.backend)(self.weight, epsilon, round_first)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[..., width] to [..., width] in the rows' dtype. Raises ValueError for rows of another width or dtype."""

@@ -29,10 +29,18 @@ _ENVELOPE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
+class KernelWords:
+    """What the backbone's linear layers, and its attention and norms, compute with; for people."""
+
+    linear: str
+    attention: str
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     """A package's model, ready to step. deterministic_cost: what that mode costs it, for people; empty without it.
 
-    linears: what its linear layers compute with, for people.
+    kernels: what it computes with.
     """
 
     backbone: Backbone
@@ -40,7 +48,7 @@ class LoadedModel:
     limits: RequestLimits
     schedule: ScheduleLimits
     deterministic_cost: str
-    linears: str
+    kernels: KernelWords
 
 
 def open_package(settings: RouterSettings) -> Package:
@@ -62,6 +70,7 @@ def load_model(package: Package, settings: RouterSettings) -> LoadedModel:
             dtype=_DTYPES.get(settings.dtype, "auto"),
             deterministic=settings.deterministic,
             linear_kernel=settings.linear_kernel,
+            attention_kernel=settings.attention_kernel,
         )
         tokenizer = load_tokenizer(package)
         limits = request_limits(package, backbone, settings.scheduling)
@@ -74,7 +83,8 @@ def load_model(package: Package, settings: RouterSettings) -> LoadedModel:
         raise StartupError(str(error)) from error
     settle_memory()
     schedule = schedule_limits(settings.scheduling, limits.max_context)
-    return LoadedModel(backbone, tokenizer, limits, schedule, cost, backbone.linears.words())
+    kernels = KernelWords(backbone.linears.words(), backbone.attention_kernel)
+    return LoadedModel(backbone, tokenizer, limits, schedule, cost, kernels)
 
 
 def _cost_in_words(ratios: Mapping[int, float]) -> str:

@@ -134,6 +134,7 @@ class RouterProcess:
             "dtype": manifest.dtype if settings.dtype == "auto" else settings.dtype,
             "threads": str(settings.threads),
             "linear_kernel": settings.linear_kernel,
+            "attention_kernel": settings.attention_kernel,
             "aggregator": settings.aggregator,
             "missing_policy": settings.missing_policy,
             "layer_timeout_s": f"{settings.layer_timeout_s:g}",
@@ -141,7 +142,8 @@ class RouterProcess:
         if self._model:
             if self._model.deterministic_cost:
                 facts["deterministic_cost"] = self._model.deterministic_cost
-            facts["linear_kernel"] = self._model.linears
+            facts["linear_kernel"] = self._model.kernels.linear
+            facts["attention_kernel"] = self._model.kernels.attention
             facts["max_context"] = str(self._model.limits.max_context)
             facts["kv_bytes_per_token"] = str(self._model.backbone.info.kv_bytes_per_token)
         return control_pb2.DescribeResponse(

@@ -123,6 +123,9 @@ class RouterSettings:
         help="What the backbone's linear layers compute with; auto measures at load, and takes native in "
         "deterministic mode, where it spares the tiles.",
     )
+    attention_kernel: Literal["auto", "torch", "native"] = setting(
+        "auto", help="What the backbone's attention and norms compute with; auto is native where it is built."
+    )
     threads: int = setting(
         1, help="Threads to compute with; one leaves the other cores to the experts.", minimum=1, maximum=1024
     )

@@ -42,7 +42,8 @@ class Visibility:
 class AttentionLayer:
     """What an attention layer caches per token: keys [heads, key_size] and values [heads, value_size].
 
-    groups: query heads that share one of them. latent: multi-head latent attention (DeepSeek-V2, section 2.1): one head, keys are the compressed latent of
+    groups: query heads that share one of them. latent: multi-head latent attention (DeepSeek-V2, section 2.1): one
+    head, keys are the compressed latent of
     `value_size` followed by the rotary part; the values are the latent itself and are not stored twice.
     """
 

@@ -33,12 +33,13 @@ TORCH = "torch"
 class LinearReport:
     """What the layers run. layers: kernel -> how many. packed_bytes: resident in packed form; of them twice_bytes are
     of weights that stay in their own form, too. invariant: whether every product's row depends on the row alone. why:
-    a word on the choice where there is one."""
+    a word on the choice where there is one. packed: layer (of siblings the first) -> its product."""
 
     layers: Counter[str] = field(default_factory=Counter)
     packed_bytes: int = 0
     twice_bytes: int = 0
     why: str = ""
+    packed: dict[nn.Module, PackedLinear] = field(default_factory=dict)
 
     @property
     def invariant(self) -> bool:
@@ -120,6 +121,7 @@ class _Packer:
         if packed.backend == TORCH:
             return
         self._count(packed, len(layers))
+        self._report.packed[layers[0]] = packed
         joined = JoinedLinear(packed, [each.weight.shape[0] for each in layers])
         for place, each in enumerate(layers):
             self._replace(each, joined.forward_of(place))
@@ -131,6 +133,7 @@ class _Packer:
         packed = None if self._left(module.weight) else _packed(module.weight.detach(), module.bias, self._wanted)
         self._count(packed)
         if packed is not None and packed.backend != TORCH:
+            self._report.packed[module] = packed
             tied = id(module.weight) in self._tables
             self._report.twice_bytes += packed.bytes if tied else 0
             self._replace(module, packed.__call__)

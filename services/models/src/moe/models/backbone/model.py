@@ -13,6 +13,7 @@ from moe.models.backbone.geometry import Geometry
 from moe.models.backbone.latent import LatentProjection
 from moe.models.backbone.linears import LinearKernel, LinearReport, pack_linears
 from moe.models.backbone.load import backbone_directory, load_without_experts
+from moe.models.backbone.native_projection import connect_attention
 from moe.models.backbone.recurrent import find_recurrent, wrap_recurrent
 from moe.models.backbone.segments import PackedRows, check_batch
 from moe.models.backbone.small_kernels import AttentionKernel, attention_kernel_here, connect_norms
@@ -62,6 +63,8 @@ class TransformersBackbone:
         if self.attention_kernel == "native":
             connect_norms(model)
         self.linears: LinearReport = self._pack_linears(linear_kernel)
+        if self.attention_kernel == "native":
+            connect_attention(model, self.linears.packed)
         # A product that is the same for any number of rows needs no tiles; nor do sums along a row.
         self._tiled = deterministic and not self.linears.invariant
         self.info: BackboneInfo = facts.info(
@@ -190,8 +193,8 @@ def load_backbone(
     """Loads the backbone of a model package (or of a Hugging Face directory) without ever reading expert tensors.
 
     dtype auto is the checkpoint's own. deterministic: a row's bits depend neither on the batch nor on chunking.
-    linear_kernel: what linear layers compute with, see moe.models.backbone.linears. attention_kernel: what attention and
-    norms compute with, see moe.models.backbone.small_kernels.
+    linear_kernel: what linear layers compute with, see moe.models.backbone.linears. attention_kernel: what attention
+    and norms compute with, see moe.models.backbone.small_kernels.
     Raises UnsupportedBackboneError with the reason, BackboneWeightsError naming tensors, PackageError.
     """
     model = load_without_experts(backbone_directory(package), None if dtype == "auto" else dtype)

@@ -1,4 +1,4 @@
-"""Attention by moe.kernels: every row reads its keys in place, whatever its slot, and gets the same bits in any company.
+"""Attention by moe.kernels: a row reads its keys in place, whatever its slot, and gets the same bits in any company.
 
 Long prompt chunks go through the library's fused attention instead, which reads a block of keys once for many rows;
 in deterministic mode all rows go one way. Latent attention is absorbed (see `latent`) for whatever goes native.

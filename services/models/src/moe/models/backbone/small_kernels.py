@@ -18,7 +18,7 @@ AttentionKernel = Literal["auto", "torch", "native"]
 
 TRIAL_ROWS = 4
 SAME_SHARE = 0.99
-"""Of the trial's numbers that have to be the module's to the bit, in bfloat16 and float16; sums differ in the last place."""
+"""Of the trial's numbers that have to be the module's to the bit, in bfloat16 and float16: sums differ at the end."""
 
 SAME_FLOAT32 = 1e-6
 """Largest relative difference in float32."""

@@ -5,6 +5,9 @@ Attention functions receive it as the keyword `packed`, which `update` adds, and
 
 from typing import Any
 
+from moe.kernels.attention import KeyRanges
+from moe.kernels.attention.native_backend import NativeAttention
+from moe.kernels.attention.projection import Rotary
 from moe.models.backbone.attention import Plan, attend_packed, plan_attention
 from moe.models.backbone.cache import SlotCache
 from moe.models.backbone.fixed_shapes import FixedShapes
@@ -30,6 +33,7 @@ class StepCache:
         self._plans: dict[Visibility, Plan] = {}
         self._tiles: dict[Visibility, TilePlan] = {}
         self._native: dict[Visibility, NativePlan] = {}
+        self._rotary: tuple[Tensor, Rotary] | None = None
 
     def update(
         self, keys: Tensor, values: Tensor, layer_idx: int, *_: object, kwargs: dict[str, Any], **__: object
@@ -40,10 +44,28 @@ class StepCache:
         if kernel is None or facts.latent:
             self.slots.write(layer_idx, self.rows, keys[0, :, :count], values[0, :, :count])
         else:
-            rows = (each[0, :, :count].transpose(0, 1) for each in (keys, values))
-            kernel.store(*rows, self.rows.ranges(facts.visibility))
+            new_keys, new_values = (each[0, :, :count].transpose(0, 1) for each in (keys, values))
+            kernel.store(new_keys, new_values, self.rows.ranges(facts.visibility))
         kwargs["packed"] = self
         return keys, values
+
+    def kernel(self, layer: int) -> NativeAttention | None:
+        """What attends in a layer, where that is moe.kernels and no row is padding."""
+        found = self.slots.attention.get(layer)
+        if found is None or self.rows.padded != self.rows.count:
+            return None
+        return found.run if isinstance(found.run, NativeAttention) else None
+
+    def ranges(self, layer: int) -> KeyRanges:
+        """The keys that each row sees in a layer."""
+        return self.rows.ranges(self.slots.geometry.attention[layer].visibility)
+
+    def rotary(self, cos: Tensor, sin: Tensor, *, halves: bool) -> Rotary:
+        """The angles [1, rows, width] of the step, which most layers share."""
+        known = self._rotary
+        if known is None or known[0] is not cos or known[1].halves != halves:
+            self._rotary = known = (cos, Rotary(cos[0], sin[0], halves=halves))
+        return known[1]
 
     def get_seq_length(self, layer_idx: int = 0) -> Tensor:
         """What makes `arange(rows) + length` each row's position: Llama 4 scales its queries by it."""
@@ -54,10 +76,10 @@ class StepCache:
         queries = query[0].transpose(0, 1)
         native = layer in self.slots.attention
         if self._mode is None:
-            attend = self._attend_native if native else self._attend
+            attend = self.attend_rows if native else self._attend
             return attend(layer, queries, scale, sinks)[None]
         with self._mode.pause():
-            attend = self._attend_native if native else self._attend_tiled
+            attend = self.attend_rows if native else self._attend_tiled
             mixed = attend(layer, queries[: self.rows.count], scale, sinks)
         if self.rows.padded == self.rows.count:
             return mixed[None]
@@ -74,7 +96,8 @@ class StepCache:
             return attend_latent(plan, self.slots, layer, query, self._latents[layer], scale=scale)
         return attend_packed(plan, self.slots, layer, query, scale=scale, sinks=sinks)
 
-    def _attend_native(self, layer: int, query: Tensor, scale: float, sinks: Tensor | None) -> Tensor:
+    def attend_rows(self, layer: int, query: Tensor, scale: float, sinks: Tensor | None) -> Tensor:
+        """The same by moe.kernels, for queries [rows, query heads, size] of real rows; gives [rows, query heads, v]."""
         facts = self.slots.geometry.attention[layer]
         plan = self._native.get(facts.visibility)
         if plan is None:
