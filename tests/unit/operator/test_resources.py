@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from moe.discovery.cluster_objects import wishes_of
 from moe.operator.desired import desired
 from moe.operator.resources import ModelSpec, definitions, model_definition, read, write
 from moe.operator.resources.__main__ import main
@@ -158,7 +159,8 @@ def rendered(spec):
     world.model["spec"] = spec
     world.settle()
     wanted = desired(world.observed, IMAGE)
-    return json.dumps([sorted(map(str, wanted.objects)), sorted(map(str, wanted.replicas.items()))], sort_keys=True)
+    watched = wishes_of({"spec": spec})  # what routers read of the MoEModel themselves
+    return json.dumps([sorted(map(str, wanted.objects)), sorted(map(str, wanted.replicas.items())), str(watched)])
 
 
 def test_the_table_of_effects_has_every_field_and_no_other():
