@@ -60,6 +60,10 @@ class Cluster:
     ) -> Manifest:
         """Server-side apply; returns the object as it is then. Raises ClusterError, 409 when others own a field."""
         path = kind.path(manifest["metadata"]["namespace"], manifest["metadata"]["name"], subresource)
+        return await self.apply_at(path, manifest, manager=manager, force=force)
+
+    async def apply_at(self, path: str, manifest: Manifest, *, manager: str, force: bool = True) -> Manifest:
+        """Server-side apply of an object by its path. Raises ClusterError."""
         query = urlencode({"fieldManager": manager, "force": str(force).lower(), "fieldValidation": "Strict"})
         return await self._request("PATCH", f"{path}?{query}", manifest, _APPLY)
 

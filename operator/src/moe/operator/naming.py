@@ -30,6 +30,9 @@ DIGEST_ANNOTATION = f"{GROUP}/applied"
 SCHEMA_ANNOTATION = f"{GROUP}/schema"
 """Digest of a CustomResourceDefinition's schema, by which an operator sees definitions older than itself."""
 
+VERSION_ANNOTATION = f"{GROUP}/version"
+"""Version of moe that a CustomResourceDefinition is of; definitions are never taken back to an older one."""
+
 Component = Literal["router", "expert", "aggregator", "package"]
 
 FIELD_MANAGER = "moe-operator"

@@ -18,7 +18,7 @@ from moe.operator.naming import (
     selector,
     service_name,
 )
-from moe.operator.resources import Resources, Routing
+from moe.operator.resources import Resources
 
 _TOPOLOGY = {"nodes": "kubernetes.io/hostname", "zones": "topology.kubernetes.io/zone"}
 _PACKAGE_FILES = ("manifest.json", "probes.json")
@@ -28,22 +28,24 @@ Workload = tuple[Manifest, ...]
 
 
 def router(model: ModelContext) -> Workload:
-    """The routers: Deployment, the Service that clients dial, disruption budget."""
+    """The routers: Deployment, the Service that clients dial, disruption budget.
+
+    Of spec.routing only `deterministic` is a flag, as all parts have to agree on it; the rest each router reads from
+    the MoEModel itself, so that a change acts on new requests and nothing is started again.
+    """
     wished = model.spec.router
     program = Program(
         component="router",
         module="moe.router",
-        arguments=(
-            *flags(
-                package=PACKAGE_PATH,
-                discovery=_discovery(model),
-                aggregator="embedded" if model.spec.aggregator.placement == "embedded" else "directory",
-                threads=threads_of(wished.resources),
-                max_running=wished.max_running,
-                max_context=wished.max_context,
-                kv_tokens=wished.kv_tokens,
-            ),
-            *_routing_flags(model.spec.routing),
+        arguments=flags(
+            package=PACKAGE_PATH,
+            discovery=_discovery(model),
+            aggregator="embedded" if model.spec.aggregator.placement == "embedded" else "directory",
+            threads=threads_of(wished.resources),
+            max_running=wished.max_running,
+            max_context=wished.max_context,
+            kv_tokens=wished.kv_tokens,
+            deterministic=model.spec.routing.deterministic,
         ),
         port=ROUTER_PORT,
         resources=wished.resources,
@@ -128,15 +130,6 @@ def expert_file(expert: int) -> str:
 
 def _discovery(model: ModelContext) -> str:
     return f"kubernetes:{model.namespace}/{model.name}"
-
-
-def _routing_flags(routing: Routing) -> tuple[str, ...]:
-    return flags(
-        missing_policy=routing.missing_expert.policy,
-        layer_timeout_s=f"{routing.layer_timeout_seconds:g}",
-        hedge_after_s=f"{routing.hedge_after_seconds:g}",
-        deterministic=routing.deterministic,
-    )
 
 
 def _spread(model: ModelContext, group: str, over: str) -> list[Manifest]:

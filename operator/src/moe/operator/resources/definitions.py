@@ -13,10 +13,14 @@ from moe.operator.naming import (
     MODEL_PLURAL,
     SCHEMA_ANNOTATION,
     VERSION,
+    VERSION_ANNOTATION,
 )
 from moe.operator.resources.expert import MoEExpert
 from moe.operator.resources.fields import schema_of
 from moe.operator.resources.model import MoEModel
+
+RELEASE = "0.1.0"
+"""Version of moe that these definitions are of; the chart's and the package's, as a test has it."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,9 @@ def _definition(
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{GROUP}", "annotations": {SCHEMA_ANNOTATION: digest}},
+        "metadata": {
+            "name": f"{plural}.{GROUP}",
+            "annotations": {SCHEMA_ANNOTATION: digest, VERSION_ANNOTATION: RELEASE},
+        },
         "spec": spec,
     }

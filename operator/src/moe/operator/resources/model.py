@@ -141,7 +141,7 @@ class MissingExpert:
 
 @dataclass(frozen=True)
 class Routing:
-    """How rows find their experts, and what happens when they don't."""
+    """How rows find their experts, and what happens when they don't. A change acts on new requests within seconds."""
 
     missing_expert: MissingExpert = described("When an expert group does not answer.", default=MissingExpert())
     layer_timeout_seconds: float = described(
@@ -154,7 +154,9 @@ class Routing:
         maximum=86400,
     )
     deterministic: bool = described(
-        "Whether a request's tokens are the same to the bit whatever shares its batch; slower.", default=False
+        "Whether a request's tokens are the same to the bit whatever shares its batch; slower, and a change rolls all "
+        "pods.",
+        default=False,
     )
 
     RULES: ClassVar[tuple[Rule, ...]] = (

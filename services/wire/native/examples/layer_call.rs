@@ -1,0 +1,394 @@
+//! What one layer call costs over the native wire with experts that compute nothing: eight expert processes, unix
+//! sockets, hidden 1024 in bfloat16, two experts a token, the combiner inside the router or in a process of its own.
+//!
+//!     cargo run --release --example layer_call [-- CALLS [GROUPS]]
+//!
+//! Prints microseconds (median and 90th percentile), and the CPU time of all processes over the wall time. Cold: 0.6 ms of
+//! other memory is read between two calls, as attention's weights are. Every answer of the first calls is checked.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_void};
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use moe_wire_native::aggregator::Aggregator;
+use moe_wire_native::api::aggregator::MissingPolicy;
+use moe_wire_native::api::expert::DispatchRequest;
+use moe_wire_native::api::tensor::{Dtype, Tensor};
+use moe_wire_native::combiner::{self, Key, Plan, PlannedPart};
+use moe_wire_native::driver::{monotonic, Driver};
+use moe_wire_native::expert::{self, Expert, Kernel};
+use moe_wire_native::router::{timeout_us, Dispatch, Outcome, Router};
+use moe_wire_native::serve::Listener;
+use moe_wire_native::settings::Settings;
+use moe_wire_native::tensors::int32_message;
+
+const HIDDEN: usize = 1024;
+const EXPERTS_PER_TOKEN: usize = 2;
+const COLD_BYTES: usize = 8 << 20;
+const COLD_WORK: Duration = Duration::from_micros(600);
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.first().map(String::as_str) {
+        Some("expert") => serve_expert(&arguments[1]),
+        Some("aggregator") => serve_aggregator(&arguments[1], &arguments[2..]),
+        _ => {
+            let number = |at: usize| {
+                arguments
+                    .get(at)
+                    .map(|text| text.parse().expect("a number"))
+            };
+            measure(number(0).unwrap_or(3000), number(1).unwrap_or(8));
+        }
+    }
+}
+
+/// Answers the rows as they came: the kernel's signature without its work.
+unsafe extern "C" fn echo(
+    _handle: *const c_void,
+    rows: *const c_void,
+    n_rows: i64,
+    _slot_rows: *const i32,
+    _slot_experts: *const i32,
+    _slot_weights: *const c_void,
+    _weights_dtype: i32,
+    _n_slots: i64,
+    partial: *mut c_void,
+    _partial_dtype: i32,
+    _error: *mut c_char,
+    _error_size: i64,
+) -> i32 {
+    let bytes = n_rows as usize * HIDDEN * 2;
+    std::ptr::copy_nonoverlapping(rows.cast::<u8>(), partial.cast(), bytes);
+    0
+}
+
+fn serve_expert(target: &str) {
+    let driver = Driver::new("expert", || {}).expect("a runtime");
+    let limits = expert::Limits {
+        hidden: HIDDEN,
+        dtype: Dtype::Bfloat16,
+        experts_by_layer: BTreeMap::from([(0, (0..1024).collect())]),
+        max_rows: 16384,
+        max_queued_rows: 32768,
+        max_batch_rows: 4096,
+    };
+    let expert = Expert::new(target, limits, Settings::default(), driver);
+    let kernel = Kernel {
+        function: echo,
+        handle: 0,
+        max_rows: usize::MAX,
+    };
+    // SAFETY: `echo` fills the partial and looks at nothing else; rows are of bfloat16, and so are the partials here.
+    unsafe { expert.set_kernel(0, kernel) };
+    expert
+        .serve(Listener::bind(target).expect("the socket"), None)
+        .expect("a server");
+    end_with_parent();
+    loop {
+        expert.next_batch(Duration::from_secs(1));
+    }
+}
+
+fn serve_aggregator(target: &str, experts: &[String]) {
+    let listener = Listener::bind(target).expect("the socket");
+    let settings = Settings::default();
+    let aggregator = Aggregator::start("agg", "0", limits(), settings, listener, None);
+    aggregator.expect("an aggregator").set_experts(experts);
+    end_with_parent();
+    loop {
+        std::thread::park();
+    }
+}
+
+/// The parent holds the other end of the standard input.
+fn end_with_parent() {
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read(&mut [0]);
+        std::process::exit(0);
+    });
+}
+
+fn limits() -> combiner::Limits {
+    combiner::Limits {
+        open_calls: 1024,
+        answer_bytes: 63 << 20,
+        held_bytes: 2048 << 20,
+        early_bytes: 256 << 20,
+        early_seconds: 30.0,
+        closed_calls: 4096,
+    }
+}
+
+fn start(arguments: &[&str]) -> Child {
+    let program = std::env::current_exe().expect("this program");
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::piped());
+    command.spawn().expect("a process")
+}
+
+fn measure(calls: usize, groups: usize) {
+    let place = std::env::temp_dir().join(format!("moe-layer-call-{}", std::process::id()));
+    std::fs::create_dir_all(&place).expect("a directory for the sockets");
+    let target = |name: &str| format!("unix:{}", place.join(name).display());
+    let experts: Vec<String> = (0..groups)
+        .map(|group| target(&format!("e{group}")))
+        .collect();
+    let at = target("aggregator");
+    let mut processes: Vec<Child> = experts
+        .iter()
+        .map(|expert| start(&["expert", expert]))
+        .collect();
+    let mut arguments = vec!["aggregator", &at];
+    arguments.extend(experts.iter().map(String::as_str));
+    processes.push(start(&arguments));
+
+    let driver = Driver::new("router", || {}).expect("a runtime");
+    let router = Router::new("bench", Some(limits()), Settings::default(), driver);
+    router.set_endpoints(&experts, std::slice::from_ref(&at));
+    println!("{groups} groups, {calls} calls a cell, {} cores", cores());
+    println!(
+        "{:<10} {:>6} {:>5} {:>8} {:>8} {:>9}",
+        "combiner", "tokens", "", "p50 us", "p90 us", "cpu/wall"
+    );
+    let pids: Vec<u32> = processes
+        .iter()
+        .map(Child::id)
+        .chain([std::process::id()])
+        .collect();
+    let mut bench = Bench {
+        router: &router,
+        experts: &experts,
+        pids,
+        next: 1,
+        dice: 7,
+        cold: vec![1; COLD_BYTES],
+    };
+    for tokens in [1, 16, 256] {
+        for aggregator in [None, Some(at.as_str())] {
+            for cold in [false, true] {
+                bench.cell(
+                    tokens,
+                    aggregator,
+                    cold,
+                    if tokens > 16 { calls / 10 } else { calls },
+                );
+            }
+        }
+    }
+    router.close();
+    for process in &mut processes {
+        drop(process.stdin.take());
+        let _ = process.wait();
+    }
+    let _ = std::fs::remove_dir_all(&place);
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(0, usize::from)
+}
+
+struct Bench<'a> {
+    router: &'a Router,
+    experts: &'a [String],
+    pids: Vec<u32>,
+    next: u64,
+    dice: u64,
+    cold: Vec<u64>,
+}
+
+impl Bench<'_> {
+    fn cell(&mut self, tokens: usize, aggregator: Option<&str>, cold: bool, calls: usize) {
+        for _ in 0..50 {
+            let (outcome, want, _) = self.call(tokens, aggregator);
+            check(&outcome, &want);
+        }
+        let (begun, cpu) = (Instant::now(), self.cpu_seconds());
+        let (mut times, mut other) = (Vec::with_capacity(calls), Duration::ZERO);
+        for _ in 0..calls {
+            if cold {
+                other += self.work();
+            }
+            let (outcome, _, time) = self.call(tokens, aggregator);
+            assert!(matches!(outcome, Outcome::Combined { .. }), "{outcome:?}");
+            times.push(time.as_secs_f64() * 1e6);
+        }
+        let wall = (begun.elapsed() - other).as_secs_f64();
+        let cpu = self.cpu_seconds() - cpu - other.as_secs_f64();
+        times.sort_by(f64::total_cmp);
+        let place = if aggregator.is_some() {
+            "process"
+        } else {
+            "router"
+        };
+        println!(
+            "{place:<10} {tokens:>6} {:>5} {:>8.0} {:>8.0} {:>9.2}",
+            if cold { "cold" } else { "hot" },
+            times[calls / 2],
+            times[calls * 9 / 10],
+            cpu / wall
+        );
+    }
+
+    /// Reads other memory for a while, as attention would.
+    fn work(&mut self) -> Duration {
+        let begun = Instant::now();
+        let mut sum = 0u64;
+        while begun.elapsed() < COLD_WORK {
+            let part = self.cold.len() / 64;
+            let at = (sum as usize ^ begun.elapsed().as_nanos() as usize) % 64 * part;
+            sum = self.cold[at..at + part]
+                .iter()
+                .fold(sum, |sum, word| sum.wrapping_add(*word));
+        }
+        std::hint::black_box(sum);
+        begun.elapsed()
+    }
+
+    fn roll(&mut self, bound: usize) -> usize {
+        self.dice = self
+            .dice
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        ((self.dice >> 33) % bound as u64) as usize
+    }
+
+    /// One layer call from the rows to the sums. Returns the answer, how often each token was sent, and the time.
+    fn call(&mut self, tokens: usize, aggregator: Option<&str>) -> (Outcome, Vec<usize>, Duration) {
+        let key = Key {
+            call_id: self.next,
+            layer: 0,
+        };
+        self.next += 1;
+        let groups = self.experts.len();
+        let mut sent: Vec<Vec<i32>> = vec![vec![]; groups];
+        let mut times_sent = vec![0; tokens];
+        for (token, count) in times_sent.iter_mut().enumerate() {
+            let mut chosen = Vec::with_capacity(EXPERTS_PER_TOKEN);
+            while chosen.len() < EXPERTS_PER_TOKEN.min(groups) {
+                let group = self.roll(groups);
+                if !chosen.contains(&group) {
+                    chosen.push(group);
+                    sent[group].push(token as i32);
+                    *count += 1;
+                }
+            }
+        }
+        // 1.0 in bfloat16, little-endian.
+        let hidden = [0x80u8, 0x3f].repeat(tokens * HIDDEN);
+        let begun = Instant::now();
+        let deadline = monotonic() + 30.0;
+        let parts: Vec<(usize, &Vec<i32>)> = sent
+            .iter()
+            .enumerate()
+            .filter(|(_, index)| !index.is_empty())
+            .collect();
+        let dispatches = parts.iter().map(|&(group, index)| Dispatch {
+            endpoint: self.experts[group].clone(),
+            request: request(key, group, index, &hidden, deadline),
+        });
+        let plan = || plan(key, tokens, deadline, &parts);
+        let outcome = self.router.exchange(
+            key,
+            plan,
+            dispatches.collect(),
+            aggregator,
+            deadline,
+            deadline,
+        );
+        let time = begun.elapsed();
+        match outcome {
+            // Only while the streams are being opened.
+            Outcome::Incomplete(failures) => {
+                self.router.abandon(key);
+                assert!(self.next < 1000, "{failures:?}");
+                std::thread::sleep(Duration::from_millis(20));
+                self.call(tokens, aggregator)
+            }
+            outcome => (outcome, times_sent, time),
+        }
+    }
+
+    /// CPU seconds of all processes, threads that have ended not counted.
+    fn cpu_seconds(&self) -> f64 {
+        let thread = |path: std::path::PathBuf| {
+            let text = std::fs::read_to_string(path.join("schedstat")).unwrap_or_default();
+            text.split(' ')
+                .next()
+                .and_then(|ns| ns.parse::<f64>().ok())
+                .unwrap_or(0.0)
+        };
+        let process = |pid: &u32| {
+            let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
+            threads
+                .into_iter()
+                .flatten()
+                .flatten()
+                .map(|entry| thread(entry.path()))
+                .sum::<f64>()
+        };
+        self.pids.iter().map(process).sum::<f64>() / 1e9
+    }
+}
+
+fn request(key: Key, group: usize, index: &[i32], hidden: &[u8], deadline: f64) -> DispatchRequest {
+    let width = HIDDEN * 2;
+    let mut rows = Vec::with_capacity(index.len() * width);
+    for &token in index {
+        rows.extend_from_slice(&hidden[token as usize * width..(token as usize + 1) * width]);
+    }
+    let places: Vec<i32> = (0..index.len() as i32).collect();
+    DispatchRequest {
+        call_id: key.call_id,
+        layer: key.layer,
+        part: group as u32,
+        aggregator: String::new(),
+        timeout_us: timeout_us(Some(deadline)),
+        rows: Some(Tensor {
+            dtype: Dtype::Bfloat16 as i32,
+            shape: vec![index.len() as u32, HIDDEN as u32],
+            data: rows.into(),
+        }),
+        slot_rows: Some(int32_message(&places)),
+        slot_experts: Some(int32_message(&vec![group as i32; index.len()])),
+        slot_weights: Some(Tensor {
+            dtype: Dtype::Float32 as i32,
+            shape: vec![index.len() as u32],
+            data: 1f32.to_le_bytes().repeat(index.len()).into(),
+        }),
+        partial_dtype: 0,
+    }
+}
+
+fn plan(key: Key, tokens: usize, deadline: f64, parts: &[(usize, &Vec<i32>)]) -> Plan {
+    let planned = |&(group, index): &(usize, &Vec<i32>)| PlannedPart {
+        part: group as u32,
+        token_index: index.clone(),
+        row_weights: None,
+    };
+    Plan {
+        key,
+        tokens,
+        hidden: HIDDEN,
+        dtype: Dtype::Bfloat16,
+        policy: MissingPolicy::Wait,
+        deadline: Some(deadline),
+        parts: parts.iter().map(planned).collect(),
+    }
+}
+
+/// Every row is as many ones as groups it was sent to.
+fn check(outcome: &Outcome, want: &[usize]) {
+    let Outcome::Combined { rows, missing } = outcome else {
+        panic!("{outcome:?}");
+    };
+    assert!(missing.is_empty(), "{missing:?}");
+    for (row, &want) in rows.data.chunks_exact(HIDDEN * 2).zip(want) {
+        for two in row.chunks_exact(2) {
+            let value = f32::from_bits(u32::from(u16::from_le_bytes([two[0], two[1]])) << 16);
+            assert_eq!(value, want as f32);
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Layer calls that nothing disturbs: every place of the combiner, every way to compute, several routers and replicas.
+
+mod support;
+
+use support::*;
+
+#[test]
+fn the_answer_is_the_weighted_sum_with_the_combiner_inside_the_router() {
+    let groups = [
+        Group::start(0, Way::Interpreter),
+        Group::start(1, Way::Interpreter),
+    ];
+    let groups: Vec<&Group> = groups.iter().collect();
+    let router = router(&targets(&groups), &[]);
+    for tokens in [1, 2, 7, 100] {
+        LayerCall::new(tokens, 2, 10.0).check(&router, &alone(&groups), None);
+    }
+    router.close();
+}
+
+#[test]
+fn the_answer_is_the_weighted_sum_through_an_aggregator() {
+    let groups = [
+        Group::start(0, Way::Kernel(8)),
+        Group::start(1, Way::Interpreter),
+    ];
+    let groups: Vec<&Group> = groups.iter().collect();
+    let (aggregator, at) = aggregator(&targets(&groups));
+    let router = router(&targets(&groups), std::slice::from_ref(&at));
+    for tokens in [1, 2, 7, 100] {
+        LayerCall::new(tokens, 2, 10.0).check(&router, &alone(&groups), Some(&at));
+    }
+    let figures = aggregator.figures();
+    assert_eq!(
+        (figures.tally.combined, figures.open, figures.sources),
+        (4, 0, 2)
+    );
+    router.close();
+}
+
+#[test]
+fn small_batches_are_computed_inside_and_larger_ones_handed_out() {
+    let group = Group::start(0, Way::Kernel(4));
+    let router = router(&targets(&[&group]), &[]);
+    let small = LayerCall::new(3, 1, 10.0);
+    small.check(&router, &alone(&[&group]), None);
+    let computed = group.expert.computed();
+    assert_eq!((computed.batches, computed.rows), (1, 3));
+    let mut slots = std::collections::BTreeMap::new();
+    for &expert in &small.parts[0].slot_experts {
+        *slots.entry(expert).or_insert(0u64) += 1;
+    }
+    assert_eq!(computed.slots_by_expert, slots);
+    assert!(computed.seconds > 0.0);
+    LayerCall::new(5, 1, 10.0).check(&router, &alone(&[&group]), None);
+    assert_eq!(group.expert.computed().batches, 1);
+    router.close();
+}
+
+#[test]
+fn dispatches_that_wait_together_are_one_batch_for_all_routers() {
+    let idle = Group::start(0, Way::Nothing);
+    let routers = [
+        router(&targets(&[&idle]), &[]),
+        router(&targets(&[&idle]), &[]),
+    ];
+    let calls = [LayerCall::new(2, 1, 20.0), LayerCall::new(3, 1, 20.0)];
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = routers
+            .iter()
+            .zip(&calls)
+            .map(|(router, call)| scope.spawn(|| call.run(router, &alone(&[&idle]), None)))
+            .collect();
+        wait_until("both dispatches", || idle.expert.stats().queued_rows == 5);
+        let kernel = moe_wire_native::expert::Kernel {
+            function: scaled,
+            handle: 0,
+            max_rows: 5,
+        };
+        // SAFETY: `scaled` keeps the promise and lives for ever.
+        unsafe { idle.expert.set_kernel(LAYER, kernel) };
+        while threads.iter().any(|thread| !thread.is_finished()) {
+            assert!(idle
+                .expert
+                .next_batch(std::time::Duration::from_millis(5))
+                .is_none());
+        }
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    });
+    assert_eq!(idle.expert.computed().batches, 1);
+    for (outcome, call) in answers.iter().zip(&calls) {
+        close_to(&answer(outcome), &call.expected(&[]));
+    }
+    routers.iter().for_each(|router| router.close());
+}
+
+#[test]
+fn two_routers_share_experts_and_aggregator_without_mixing_answers() {
+    let groups = [
+        Group::start(0, Way::Kernel(64)),
+        Group::start(1, Way::Kernel(2)),
+    ];
+    let groups: Vec<&Group> = groups.iter().collect();
+    let (_aggregator, at) = aggregator(&targets(&groups));
+    std::thread::scope(|scope| {
+        for place in [None, Some(at.clone())] {
+            let (groups, at) = (&groups, &at);
+            scope.spawn(move || {
+                let router = router(&targets(groups), std::slice::from_ref(at));
+                for round in 0..200 {
+                    LayerCall::new(1 + round % 5, 2, 10.0).check(
+                        &router,
+                        &alone(groups),
+                        place.as_deref(),
+                    );
+                }
+                router.close();
+            });
+        }
+    });
+}
+
+#[test]
+fn the_first_of_two_replicas_to_answer_wins_and_the_second_is_dropped() {
+    let groups = [
+        Group::start(0, Way::Interpreter),
+        Group::start(0, Way::Interpreter),
+    ];
+    let groups: Vec<&Group> = groups.iter().collect();
+    let (aggregator, at) = aggregator(&targets(&groups));
+    let router = router(&targets(&groups), std::slice::from_ref(&at));
+    wait_until("both Collect streams", || aggregator.figures().sources == 2);
+    LayerCall::new(1, 1, 10.0).check(&router, &alone(&groups[..1]), Some(&at));
+    LayerCall::new(1, 1, 10.0).check(&router, &alone(&groups[1..]), Some(&at));
+    let call = LayerCall::new(4, 1, 10.0);
+    let both = groups
+        .iter()
+        .map(|group| call.dispatch(0, &group.target))
+        .collect();
+    let outcome = router.exchange(
+        call.key,
+        || call.plan(),
+        both,
+        Some(&at),
+        call.deadline,
+        call.deadline,
+    );
+    close_to(&answer(&outcome), &call.expected(&[]));
+    wait_until("the second part", || {
+        aggregator.figures().tally.duplicates == 1
+    });
+    router.close();
+}
+
+#[test]
+fn the_streams_work_over_tcp_too() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let group = Group::with(
+        &port.to_string(),
+        expert_limits(0),
+        Way::Kernel(8),
+        settings(),
+        None,
+    );
+    let router = router(&targets(&[&group]), &[]);
+    LayerCall::new(3, 1, 10.0).check(&router, &alone(&[&group]), None);
+    router.close();
+}
