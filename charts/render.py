@@ -191,7 +191,8 @@ def _reference_of(definition: Schema) -> str:
 def _rows(schema: Schema, path: str) -> Iterator[str]:
     for name, inner in schema.get("properties", {}).items():
         at = f"{path}.{name}"
-        default = json.dumps(inner["default"]) if inner.get("default") not in (None, {}, []) else ""
+        plain_default = inner.get("default") not in (None, []) and not isinstance(inner["default"], dict)
+        default = json.dumps(inner["default"]) if plain_default else ""
         needed = "required" if name in schema.get("required", ()) else f"`{default}`" if default else ""
         text = inner["description"].replace("|", "\\|")
         yield f"| `{at}` | {_type(inner)} | {needed} | {text} |\n"

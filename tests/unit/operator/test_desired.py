@@ -95,6 +95,11 @@ def test_routers_follow_the_model_until_somebody_else_scales_them():
     assert world.settle() == []
 
 
+def test_replicas_are_claimed_even_where_the_default_is_right_so_that_it_shows_who_scales():
+    world = SmallWorld(facts=FACTS)
+    assert "scale MoEExpert demo-000 to 1" in world.settle()
+
+
 def test_experts_may_start_with_no_replica_at_all():
     world = running(experts={"replicas": 0})
     assert world.objects[Ref("Deployment", "demo-000")]["spec"]["replicas"] == 0

@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
     kopf.configure(log_format=kopf.LogFormat.JSON if settings.log_format == "json" else kopf.LogFormat.PLAIN)
     logging.getLogger().setLevel(settings.log_level.upper())
+    logging.getLogger("kopf").setLevel(logging.WARNING)  # it tells of every event that it has passed on
     try:
         return asyncio.run(operate(settings))
     except (ClusterError, OSError) as error:

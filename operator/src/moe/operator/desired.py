@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moe.operator.amounts import threads_of
-from moe.operator.difference import differs, marked, replicas_are_ours
+from moe.operator.difference import differs, marked, replicas_are_claimed, replicas_are_ours
 from moe.operator.kinds import MANAGED, Ref, ref_of
 from moe.operator.manifests import (
     GroupContext,
@@ -22,7 +22,7 @@ from moe.operator.manifests import (
 )
 from moe.operator.manifests.context import metadata
 from moe.operator.naming import API_VERSION, EXPERT_KIND, aggregator_name, router_name
-from moe.operator.observed import Observed, expert_spec, inspection_of, owned_by
+from moe.operator.observed import Body, Observed, expert_spec, inspection_of, owned_by
 from moe.operator.planner import GroupPlan, ModelFacts, Placement, PlanError, Wishes, plan
 from moe.operator.resources import ModelSpec, PackageFacts
 
@@ -96,17 +96,21 @@ def actions(observed: Observed, wanted: Desired) -> Actions:
     """What has to be written so that what there is becomes what there should be; nothing when it already is."""
     if observed.deleted:
         return Actions()
-    apply, scale = [], []
+    apply = []
     for manifest in map(marked, wanted.objects):
         found = observed.objects.get(ref_of(manifest))
         if differs(manifest, found):
             apply.append((manifest, found is not None and _ours(observed, ref_of(manifest))))
-    for ref, count in wanted.replicas.items():
-        body = observed.objects.get(ref)
-        current = 1 if body is None else int(body["spec"].get("replicas", 1))
-        if count != current and (body is None or replicas_are_ours(body)):
-            scale.append((ref, count))
+    scale = [
+        (ref, count) for ref, count in wanted.replicas.items() if _has_to_be_scaled(observed.objects.get(ref), count)
+    ]
     return Actions(tuple(apply), tuple(scale), _leftovers(observed, wanted))
+
+
+def _has_to_be_scaled(found: Body | None, count: int) -> bool:
+    if found is None or not replicas_are_claimed(found):
+        return True
+    return replicas_are_ours(found) and count != int(found["spec"].get("replicas", 1))
 
 
 def _leftovers(observed: Observed, wanted: Desired) -> tuple[Ref, ...]:

@@ -48,8 +48,16 @@ def covers(found: Any, wished: Any) -> bool:
 
 def replicas_are_ours(found: Mapping[str, Any]) -> bool:
     """Whether nobody but the operator has set `spec.replicas` of an object (slimmed by `slim`)."""
-    managers = {entry.get("manager") for entry in found["metadata"].get("managedFields", ())}
-    return managers <= {REPLICAS_MANAGER}
+    return _owners(found) <= {REPLICAS_MANAGER}
+
+
+def replicas_are_claimed(found: Mapping[str, Any]) -> bool:
+    """Whether anybody has. While a default is nobody's, Kubernetes does not note who scales it: so it is claimed."""
+    return bool(_owners(found))
+
+
+def _owners(found: Mapping[str, Any]) -> set[str]:
+    return {str(entry.get("manager")) for entry in found["metadata"].get("managedFields", ())}
 
 
 def slim(body: Mapping[str, Any]) -> Manifest:

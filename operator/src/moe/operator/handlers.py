@@ -31,7 +31,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30.0
     settings.networking.connect_timeout = 5.0
     settings.watching.connect_timeout = 5.0
-    settings.watching.server_timeout = 300.0
+    settings.watching.server_timeout = 300  # whole seconds: the API server takes no fraction
     for kind in WATCHED:
         if kind.labelled:
             settings.watching.label_selectors[kind.group, kind.version, kind.plural] = MODEL_LABEL

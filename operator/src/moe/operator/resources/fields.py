@@ -47,7 +47,7 @@ class Described:
 def described(text: str, *, default: object = MISSING, **facts: Any) -> Any:
     """Declares a field: its text for people, its default (none: required), and the facts of `Described`.
 
-    A default of None makes it optional; a dataclass as default is written as the defaults of its own fields.
+    A default of None makes it optional.
     """
     metadata = {_KEY: Described(text, **facts)}
     if default is MISSING:
@@ -112,7 +112,7 @@ def _field_schema(each: "dataclasses.Field[Any]", hint: Any) -> dict[str, Any]:
     facts: Described = each.metadata[_KEY]
     found = {**_type_schema(_bare(hint), facts), "description": facts.text}
     if each.default is not MISSING and each.default is not None:
-        found["default"] = {} if dataclasses.is_dataclass(each.default) else write(each.default)
+        found["default"] = write(each.default)  # in full, as rules are held against it before it is defaulted itself
     return _with_rules(found, facts.rules)
 
 
