@@ -7,9 +7,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 PARALLEL ?= 2
-MYPY_TARGETS := $(wildcard services/*/src) kernels/src operator/src proto/generate.py
+MYPY_TARGETS := $(wildcard services/*/src) kernels/src operator/src proto/generate.py tests/support/cluster
 
-.PHONY: help setup kernels-native kernels-sanitized demo test check lint format types imports proto proto-check lock unit kernels bench bench-peers bench-ffn exactness integration e2e families clean
+.PHONY: help setup kernels-native kernels-sanitized demo test check lint format types imports proto proto-check lock unit kernels bench bench-peers bench-ffn exactness integration e2e kubernetes cluster cluster-down families clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -35,6 +35,7 @@ demo: setup ## Convert the demo model, bring it up with every expert in its own 
 test: check ## Everything that CI runs: lint, format, types, imports, protos, all tests
 	$(PYTEST) -n $(PARALLEL) --dist loadgroup tests/unit tests/kernels tests/exactness
 	$(PYTEST) tests/integration tests/e2e
+	$(MAKE) --silent kubernetes
 
 check: lint types imports proto-check ## The checks that run no code
 
@@ -93,6 +94,17 @@ integration: setup ## Real services over real gRPC
 
 e2e: setup ## The demo model, the command line, faults
 	$(PYTEST) tests/e2e
+
+kubernetes: setup ## On a real Kubernetes, built and started here (root, Go; eight minutes the first time)
+	$(BIN)/python -m tests.support.cluster build
+	$(PYTEST) tests/kubernetes
+
+CLUSTER ?= dev
+cluster: setup ## Start a Kubernetes on this machine (root, Go), or repair it; says how to reach it
+	$(BIN)/python -m tests.support.cluster up --name $(CLUSTER)
+
+cluster-down: setup ## End it and remove all of it but the cached binaries
+	$(BIN)/python -m tests.support.cluster down --name $(CLUSTER)
 
 families: setup ## Write docs/families.md from a run of the exactness suite
 	MOE_FAMILIES_REPORT=docs/families.md $(PYTEST) tests/exactness

@@ -1,0 +1,3 @@
+module moe.test/pause
+
+go 1.26.0
