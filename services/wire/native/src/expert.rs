@@ -28,8 +28,8 @@ use crate::settings::Settings;
 use crate::tensors::{item_size, name};
 use streams::{Streams, Ticket};
 
-/// Turns that the runtime gets where nothing is waited for: what is queued goes out, what came is read.
-const TURNS: usize = 8;
+/// Turns that the runtime gets where nothing is waited for.
+const MANY: usize = 8;
 /// For connections to end after their last stream did.
 const LAST_WRITES: Duration = Duration::from_secs(1);
 
@@ -203,7 +203,7 @@ impl Expert {
         let ending = async {
             let settled = tokio::time::timeout(timeout, self.until_settled()).await;
             self.end_streams();
-            turns().await;
+            turns(MANY).await;
             let ended = match self.server.lock().unwrap().as_ref() {
                 Some(server) => {
                     server.stop();
@@ -244,19 +244,17 @@ impl Expert {
 
     async fn next(&self, timeout: Duration) -> Option<Batch> {
         let until = monotonic() + timeout.as_secs_f64();
-        if timeout.is_zero() {
-            turns().await;
-        }
+        // What was pushed since the last call goes out before the next batch is computed, and input is looked for, however
+        // much waits.
+        turns(if timeout.is_zero() { MANY } else { 2 }).await;
         let mut timer = None;
         loop {
             match self.take() {
                 Taken::Batch(batch) => return Some(batch),
                 Taken::Small(batch, kernel) => {
                     let draining = self.compute(batch, &kernel);
-                    // One turn to write the partials and look for input, one to read it: what came in the meantime
-                    // joins the next batch.
-                    tokio::task::yield_now().await;
-                    tokio::task::yield_now().await;
+                    // What came in the meantime joins the next batch.
+                    turns(2).await;
                     if !draining && monotonic() >= until {
                         return None;
                     }
@@ -448,9 +446,9 @@ impl Expert {
     }
 }
 
-/// A few turns of the runtime.
-async fn turns() {
-    for _ in 0..TURNS {
+/// Turns of the runtime: in the first what is queued is written and input is looked for, in the second that is read.
+async fn turns(count: usize) {
+    for _ in 0..count {
         tokio::task::yield_now().await;
     }
 }

@@ -17,7 +17,7 @@ use crate::backoff::Backoff;
 use crate::codec::Proto;
 use crate::logs::{log, Level};
 use crate::outbox::{outbox, Outbox, Requests};
-use crate::settings::{Settings, FRAME_BYTES, KEEPALIVE_TIMEOUT, WINDOW_BYTES};
+use crate::settings::{Settings, FRAME_BYTES, WINDOW_BYTES};
 
 /// Who uses a link; called by the task of the stream, must not block.
 pub trait End<Rx>: Send + Sync + 'static {
@@ -41,12 +41,17 @@ pub enum State {
 struct Shared<Tx> {
     state: State,
     outbox: Option<Outbox<Tx>>,
+    /// What the next attempt sends, once it was called for.
+    called_for: Option<Requests<Tx>>,
+    /// Called for while an attempt was under way, which may have begun too early.
+    again: bool,
     task: Option<AbortHandle>,
 }
 
 pub struct Link<Tx> {
     pub endpoint: String,
     shared: Mutex<Shared<Tx>>,
+    max_outbox_bytes: usize,
     called: Notify,
 }
 
@@ -81,8 +86,11 @@ where
             shared: Mutex::new(Shared {
                 state: State::Connecting,
                 outbox: Some(outbox),
+                called_for: None,
+                again: false,
                 task: None,
             }),
+            max_outbox_bytes: settings.max_outbox_bytes,
             called: Notify::new(),
         });
         let stream = Stream {
@@ -120,11 +128,37 @@ where
         self.shared.lock().unwrap().state
     }
 
-    /// Cuts a wait between two attempts short: the peer is said to be back.
+    /// Cuts a wait between two attempts short: the peer is said to be back. From now on messages wait for the stream.
     pub fn redial(&self) {
-        if self.state() == State::Waiting {
+        let mut shared = self.shared.lock().unwrap();
+        shared.again = shared.state == State::Connecting;
+        if shared.state == State::Waiting {
+            let (outbox, pump) = outbox(self.max_outbox_bytes);
+            shared.state = State::Connecting;
+            shared.outbox = Some(outbox);
+            shared.called_for = Some(Requests(pump));
             self.called.notify_one();
         }
+    }
+
+    /// Whether the peer was said to be back since the last time this was asked.
+    fn take_again(&self) -> bool {
+        std::mem::take(&mut self.shared.lock().unwrap().again)
+    }
+
+    /// Begins an attempt, called for or not; None when the link is closed.
+    fn begin(&self) -> Option<Requests<Tx>> {
+        let mut shared = self.shared.lock().unwrap();
+        if shared.state == State::Closed {
+            return None;
+        }
+        if let Some(requests) = shared.called_for.take() {
+            return Some(requests);
+        }
+        let (outbox, pump) = outbox(self.max_outbox_bytes);
+        shared.state = State::Connecting;
+        shared.outbox = Some(outbox);
+        Some(Requests(pump))
     }
 
     /// Ends the stream for good; the end is not told.
@@ -167,15 +201,8 @@ where
         let mut backoff = Backoff::default();
         let mut next = Some(first);
         loop {
-            let requests = match next.take() {
-                Some(requests) => requests,
-                None => {
-                    let (outbox, pump) = outbox(self.settings.max_outbox_bytes);
-                    if !self.link.set(State::Connecting, Some(outbox)) {
-                        return;
-                    }
-                    Requests(pump)
-                }
+            let Some(requests) = next.take().or_else(|| self.link.begin()) else {
+                return;
             };
             let mut opened_at = None;
             let reason = self.attempt(requests, &mut opened_at).await;
@@ -227,7 +254,13 @@ where
     }
 
     async fn open(&self, requests: Requests<Tx>) -> Result<(Rx, tonic::Streaming<Rx>), String> {
-        let channel = connect(&self.link.endpoint, &self.settings).await?;
+        let channel = loop {
+            match connect(&self.link.endpoint, &self.settings).await {
+                Ok(channel) => break channel,
+                Err(reason) if !self.link.take_again() => return Err(reason),
+                Err(_) => {}
+            }
+        };
         let mut client = tonic::client::Grpc::new(channel)
             .max_decoding_message_size(self.settings.max_message_bytes)
             .max_encoding_message_size(self.settings.max_message_bytes);
@@ -291,7 +324,7 @@ pub fn endpoint_of(endpoint: &str, settings: &Settings) -> Result<Endpoint, Stri
     if !settings.keepalive.is_zero() {
         endpoint = endpoint
             .http2_keep_alive_interval(settings.keepalive)
-            .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+            .keep_alive_timeout(settings.keepalive_timeout)
             .keep_alive_while_idle(true);
     }
     Ok(endpoint)

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
@@ -34,9 +35,10 @@ struct Shared<M> {
     inner: Mutex<Inner<M>>,
     shrunk: Notify,
     max_bytes: usize,
+    writers: AtomicUsize,
 }
 
-/// The end that is written to.
+/// The end that is written to. The stream ends, once what is queued is written, when nobody has it any more.
 pub struct Outbox<M>(Arc<Shared<M>>);
 
 /// The end that the transport reads.
@@ -44,7 +46,16 @@ pub struct Pump<M>(Arc<Shared<M>>);
 
 impl<M> Clone for Outbox<M> {
     fn clone(&self) -> Self {
+        self.0.writers.fetch_add(1, Ordering::Relaxed);
         Outbox(self.0.clone())
+    }
+}
+
+impl<M> Drop for Outbox<M> {
+    fn drop(&mut self) {
+        if self.0.writers.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.end(None);
+        }
     }
 }
 
@@ -62,6 +73,7 @@ pub fn outbox<M>(max_bytes: usize) -> (Outbox<M>, Pump<M>) {
         inner: Mutex::new(inner),
         shrunk: Notify::new(),
         max_bytes,
+        writers: AtomicUsize::new(1),
     });
     (Outbox(shared.clone()), Pump(shared))
 }
@@ -247,6 +259,19 @@ mod tests {
         assert_eq!(told.load(Ordering::SeqCst), 101);
         assert!(!outbox.put(3, 1, None));
         outbox.wait_below(0).await;
+    }
+
+    #[tokio::test]
+    async fn ends_when_its_last_writer_is_gone() {
+        let (outbox, mut pump) = outbox::<u8>(1000);
+        let other = outbox.clone();
+        outbox.put(1, 1, None);
+        drop(outbox);
+        other.put(2, 1, None);
+        drop(other);
+        assert_eq!(pump.next().await.unwrap().unwrap(), 1);
+        assert_eq!(pump.next().await.unwrap().unwrap(), 2);
+        assert!(pump.next().await.is_none());
     }
 
     #[tokio::test]

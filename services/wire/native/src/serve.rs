@@ -23,7 +23,7 @@ pub use listen::Listener;
 use pass::BackEnd;
 
 use crate::logs::{log, Level};
-use crate::settings::{Settings, FRAME_BYTES, KEEPALIVE_TIMEOUT, WINDOW_BYTES};
+use crate::settings::{Settings, FRAME_BYTES, WINDOW_BYTES};
 
 pub type Request = http::Request<Body>;
 pub type Response = http::Response<Body>;
@@ -146,5 +146,5 @@ fn transport(settings: &Settings) -> tonic::transport::Server {
         .max_frame_size(FRAME_BYTES)
         .max_concurrent_streams(settings.max_concurrent_streams)
         .http2_keepalive_interval(keepalive)
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .http2_keepalive_timeout(Some(settings.keepalive_timeout))
 }

@@ -19,6 +19,8 @@ pub struct Settings {
     pub open_timeout: Duration,
     /// Silence after which a peer is asked for a sign of life.
     pub keepalive: Duration,
+    /// How long a peer may take to give it: it may be in the middle of a long computation.
+    pub keepalive_timeout: Duration,
     /// Streams at once on one accepted connection.
     pub max_concurrent_streams: u32,
 }
@@ -30,10 +32,8 @@ impl Default for Settings {
             max_outbox_bytes: 256 << 20,
             open_timeout: Duration::from_secs(10),
             keepalive: Duration::from_secs(600),
+            keepalive_timeout: Duration::from_secs(120),
             max_concurrent_streams: 1024,
         }
     }
 }
-
-/// How long a peer may take to answer a sign of life: it may be in the middle of a long computation.
-pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(120);

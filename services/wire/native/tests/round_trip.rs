@@ -60,40 +60,44 @@ fn small_batches_are_computed_inside_and_larger_ones_handed_out() {
 #[test]
 fn dispatches_that_wait_together_are_one_batch_for_all_routers() {
     let idle = Group::start(0, Way::Nothing);
+    let kernel = moe_wire_native::expert::Kernel {
+        function: scaled,
+        handle: 0,
+        max_rows: 5,
+    };
+    // SAFETY: `scaled` keeps the promise and lives for ever.
+    unsafe { idle.expert.set_kernel(LAYER, kernel) };
     let routers = [
         router(&targets(&[&idle]), &[]),
         router(&targets(&[&idle]), &[]),
     ];
-    let calls = [LayerCall::new(2, 1, 20.0), LayerCall::new(3, 1, 20.0)];
-    let answers: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> = routers
-            .iter()
-            .zip(&calls)
-            .map(|(router, call)| scope.spawn(|| call.run(router, &alone(&[&idle]), None)))
-            .collect();
-        wait_until("both dispatches", || idle.expert.stats().queued_rows == 5);
-        let kernel = moe_wire_native::expert::Kernel {
-            function: scaled,
-            handle: 0,
-            max_rows: 5,
-        };
-        // SAFETY: `scaled` keeps the promise and lives for ever.
-        unsafe { idle.expert.set_kernel(LAYER, kernel) };
-        while threads.iter().any(|thread| !thread.is_finished()) {
-            assert!(idle
-                .expert
-                .next_batch(std::time::Duration::from_millis(5))
-                .is_none());
-        }
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap())
-            .collect()
-    });
-    assert_eq!(idle.expert.computed().batches, 1);
-    for (outcome, call) in answers.iter().zip(&calls) {
-        close_to(&answer(outcome), &call.expected(&[]));
-    }
+    // Runs one call on each router at once; the expert begins when so many rows wait.
+    let run = |calls: [LayerCall; 2], rows: usize| {
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = routers
+                .iter()
+                .zip(&calls)
+                .map(|(router, call)| scope.spawn(|| call.check(router, &alone(&[&idle]), None)))
+                .collect();
+            wait_until("the dispatches", || idle.expert.stats().queued_rows >= rows);
+            while threads.iter().any(|thread| !thread.is_finished()) {
+                let moment = std::time::Duration::from_millis(5);
+                assert!(idle.expert.next_batch(moment).is_none());
+            }
+            threads
+                .into_iter()
+                .for_each(|thread| thread.join().unwrap());
+        });
+    };
+    // The first calls open the streams.
+    run([LayerCall::new(1, 1, 20.0), LayerCall::new(1, 1, 20.0)], 1);
+    let before = idle.expert.computed();
+    run([LayerCall::new(2, 1, 20.0), LayerCall::new(3, 1, 20.0)], 5);
+    let after = idle.expert.computed();
+    assert_eq!(
+        (after.batches - before.batches, after.rows - before.rows),
+        (1, 5)
+    );
     routers.iter().for_each(|router| router.close());
 }
 

@@ -3,6 +3,8 @@
 //! Expert `e` answers `e + 1` times its row; a partial is the weighted sum over a row's slots, all in float32.
 #![allow(dead_code)]
 
+pub mod raw;
+
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_void};
 use std::path::PathBuf;
@@ -158,6 +160,7 @@ pub struct Group {
     pub target: String,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+    alive: bool,
 }
 
 /// How a group computes.
@@ -215,11 +218,15 @@ impl Group {
             target: target.to_string(),
             stop,
             thread,
+            alive: true,
         }
     }
 
     /// As the death of a process: every stream breaks at once.
     pub fn kill(&mut self) {
+        if !std::mem::replace(&mut self.alive, false) {
+            return;
+        }
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap();
