@@ -71,6 +71,12 @@ def test_a_package_that_cannot_be_served_is_refused_with_the_reason(folder, tmp_
     assert re.search(words, text), text
 
 
+def test_a_folder_that_is_not_there_says_what_is(folder, tmp_path):
+    code, text = report(folder / "modles" / "demo", tmp_path)
+    assert code == 2
+    assert "there is no folder modles; the place where it should be holds backbone, experts, manifest.json" in text
+
+
 def test_an_empty_claim_says_where_the_package_was_looked_for(tmp_path):
     code, text = report(tmp_path, tmp_path)
     assert (code, "holds nothing" in text) == (2, True)

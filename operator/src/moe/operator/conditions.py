@@ -48,11 +48,17 @@ class Transition:
 
     about: Ref
     condition: Condition
+    before: Condition | None
 
     @property
     def warning(self) -> bool:
-        """Whether it is for the worse."""
-        return (self.condition.status == "True") == (self.condition.type == "Degraded")
+        """Whether it is for the worse. What was never there is not lost: a model on its way is no cause for alarm."""
+        kind, status = self.condition.type, self.condition.status
+        if kind == "Available":
+            return status == "False" and self.before is not None and self.before.status == "True"
+        if kind == "Progressing":
+            return self.condition.reason == "Stuck"
+        return (status == "True") == (kind == "Degraded")
 
 
 def model_status(observed: Observed, wanted: Desired, failures: Mapping[Ref, str], now: str) -> ModelStatus:
@@ -116,14 +122,14 @@ def stray_status(body: Body, now: str) -> ExpertStatus:
 
 
 def transitions(about: Ref, before: Iterable[Condition], after: Iterable[Condition]) -> Iterator[Transition]:
-    """Conditions whose status or reason have changed. The first Unknown is no news."""
+    """Conditions whose status or reason have changed. What is unknown or without fault from the start is no news."""
     known = {each.type: each for each in before}
     for each in after:
         old = known.get(each.type)
-        if old is None and each.status == "Unknown":
+        if old is None and (each.status == "Unknown" or each.reason == "NoFault"):
             continue
         if old is None or (old.status, old.reason) != (each.status, each.reason):
-            yield Transition(about, each)
+            yield Transition(about, each, old)
 
 
 def in_short(ids: Iterable[int]) -> str:

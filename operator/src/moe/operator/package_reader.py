@@ -28,12 +28,8 @@ def read_package(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST_NAME
     try:
         raw = path.read_bytes()
-    except FileNotFoundError as error:
-        found = sorted(each.name for each in folder.iterdir())[:8] if folder.is_dir() else []
-        raise UnusablePackage(
-            f"there is no {MANIFEST_NAME} at the package's place; it holds {', '.join(found) or 'nothing'}. "
-            "Set package.subPath to the folder that `moe convert` wrote"
-        ) from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UnusablePackage(_nothing_there(folder)) from error
     except OSError as error:
         raise UnusablePackage(f"{MANIFEST_NAME} can't be read: {error.strerror}; pods run as user 65532") from error
     try:
@@ -42,6 +38,18 @@ def read_package(folder: Path) -> dict[str, Any]:
         raise UnusablePackage(f"{MANIFEST_NAME} is not a package's: {error!r}; convert the model again") from error
     _check_files(folder, facts.pop("files"))
     return {**facts, "digest": hashlib.sha256(raw).hexdigest()}
+
+
+def _nothing_there(folder: Path) -> str:
+    """What there is instead, of the folder or of the nearest one above it that exists."""
+    if folder.is_dir():
+        what, place = f"there is no {MANIFEST_NAME} in the package's folder, which", folder
+    else:
+        place = next(each for each in folder.parents if each.is_dir())
+        what = f"there is no folder {folder.relative_to(place).parts[0]}; the place where it should be"
+    found = sorted(each.name for each in place.iterdir())
+    shown = ", ".join(found[:8]) + (" and more" if len(found) > 8 else "")
+    return f"{what} holds {shown or 'nothing'}. Copy the package there, or name its folder by package.subPath"
 
 
 def _facts(manifest: Mapping[str, Any]) -> dict[str, Any]:

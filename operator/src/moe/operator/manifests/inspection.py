@@ -8,7 +8,6 @@ from moe.operator.manifests.context import Manifest, ModelContext, metadata
 from moe.operator.manifests.pods import (
     container_security,
     environment,
-    package_mount,
     placement,
     pod_security,
     tmp_mount,
@@ -17,11 +16,14 @@ from moe.operator.manifests.pods import (
 from moe.operator.naming import PACKAGE_PATH, account_name, inspection_name, labels
 
 _DEADLINE_S = 600
+_AGAIN_S = 60
 _REPORT = "/dev/termination-log"
 
 
 def inspection(model: ModelContext) -> Manifest:
-    """The Job. It is kept until the model goes, as its result is read from its pod once only."""
+    """The Job. It sees the whole claim, to say what is there when the package is not. It goes by itself a minute after
+    its end; what has been read stands in the model's status by then, and what could not be read is looked at again.
+    """
     spec: Manifest = {
         "serviceAccountName": account_name(model.name, "package"),
         "automountServiceAccountToken": False,
@@ -34,11 +36,11 @@ def inspection(model: ModelContext) -> Manifest:
                 "image": model.image,
                 "imagePullPolicy": model.spec.image_pull_policy,
                 "command": ["python", "-m", "moe.operator.package_reader"],
-                "args": [PACKAGE_PATH, f"--report={_REPORT}"],
+                "args": [_folder(model), f"--report={_REPORT}"],
                 "env": environment(1),
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "securityContext": container_security(),
-                "volumeMounts": [package_mount(model, ""), tmp_mount()],
+                "volumeMounts": [{"name": "package", "mountPath": PACKAGE_PATH, "readOnly": True}, tmp_mount()],
             }
         ],
         "volumes": volumes(model),
@@ -52,8 +54,14 @@ def inspection(model: ModelContext) -> Manifest:
         "kind": "Job",
         "metadata": metadata(model, name, "package", model.owner),
         "spec": {
-            "backoffLimit": 2,
+            "backoffLimit": 0,
+            "ttlSecondsAfterFinished": _AGAIN_S,
             "activeDeadlineSeconds": _DEADLINE_S,
             "template": {"metadata": {"labels": labels(model.name, "package")}, "spec": spec},
         },
     }
+
+
+def _folder(model: ModelContext) -> str:
+    inside = model.spec.package.sub_path
+    return f"{PACKAGE_PATH}/{inside}" if inside else PACKAGE_PATH
