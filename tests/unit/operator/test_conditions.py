@@ -49,6 +49,14 @@ def test_a_package_that_cannot_be_served_says_why_and_keeps_saying_it_while_it_i
     assert words(world.say())["PackageReady"] == ("False", "PackageUnusable")
 
 
+def test_an_inspection_that_was_deleted_has_found_nothing():
+    world = SmallWorld()
+    world.settle()
+    world.inspected(code=137, message="The container could not be located when the pod was terminated")
+    world.pods[-1]["metadata"]["deletionTimestamp"] = "now"
+    assert words(world.say())["PackageReady"] == ("Unknown", "Inspecting")
+
+
 def test_a_package_that_was_put_right_is_served():
     world = SmallWorld()
     world.settle()

@@ -27,6 +27,13 @@ def test_the_package_is_read_by_a_job_before_anything_else_runs():
     assert (world.refs("Job"), world.refs("Deployment")) == (["demo-package"], [])
 
 
+def test_an_inspection_with_another_image_replaces_the_one_that_could_not_run():
+    world = SmallWorld(image="registry/moe:typo")
+    world.settle()
+    world.wish(image="registry/moe:1")
+    assert world.settle() == ["delete Job demo-package", "apply Job demo-package"]
+
+
 def test_once_the_package_is_known_each_expert_gets_a_moeexpert_and_then_its_workload():
     world = SmallWorld()
     world.settle()

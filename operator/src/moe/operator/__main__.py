@@ -76,6 +76,9 @@ async def _act(cluster: Cluster, settings: Settings, lease: Lease, stop: asyncio
     world = World()
     reconciler = Reconciler(world, Executor(cluster, world.put, settings.identity), settings.image)
     ended = asyncio.Event()
+    # before kopf, which ends every task that began after it, and takes the signals over
+    keeping = asyncio.create_task(lease.keep())
+    stopping = asyncio.create_task(stop.wait())
     watching = asyncio.create_task(
         kopf.operator(
             registry=registry_of(world, reconciler),
@@ -86,17 +89,14 @@ async def _act(cluster: Cluster, settings: Settings, lease: Lease, stop: asyncio
             stop_flag=ended,
         )
     )
-    keeping = asyncio.create_task(lease.keep())
-    stopping = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait({watching, keeping, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    keeping.cancel()
-    await reconciler.close()
     ended.set()
-    stopping.cancel()
-    outcome = await asyncio.gather(watching, return_exceptions=True)
-    if watching in done and isinstance(outcome[0], BaseException):
-        logger.error("watching has failed", exc_info=outcome[0])
-    return 0 if stopping in done else 1
+    outcome = (await asyncio.gather(watching, return_exceptions=True))[0]
+    for each in (keeping, stopping):
+        each.cancel()
+    if isinstance(outcome, BaseException):
+        logger.error("watching has failed", exc_info=outcome)
+    return 1 if keeping in done or isinstance(outcome, BaseException) else 0
 
 
 async def definitions_are_there(cluster: Cluster) -> None:

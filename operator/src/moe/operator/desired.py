@@ -97,14 +97,20 @@ def actions(observed: Observed, wanted: Desired) -> Actions:
     if observed.deleted:
         return Actions()
     apply = []
+    stale: list[Ref] = []
     for manifest in map(marked, wanted.objects):
-        found = observed.objects.get(ref_of(manifest))
-        if differs(manifest, found):
-            apply.append((manifest, found is not None and _ours(observed, ref_of(manifest))))
+        ref = ref_of(manifest)
+        found = observed.objects.get(ref)
+        if not differs(manifest, found):
+            continue
+        if found is None or ref.kind != "Job":
+            apply.append((manifest, found is not None and _ours(observed, ref)))
+        elif _ours(observed, ref):
+            stale.append(ref)  # a Job's pods can't be changed: another one comes once it is gone
     scale = [
         (ref, count) for ref, count in wanted.replicas.items() if _has_to_be_scaled(observed.objects.get(ref), count)
     ]
-    return Actions(tuple(apply), tuple(scale), _leftovers(observed, wanted))
+    return Actions(tuple(apply), tuple(scale), (*stale, *_leftovers(observed, wanted)))
 
 
 def _has_to_be_scaled(found: Body | None, count: int) -> bool:

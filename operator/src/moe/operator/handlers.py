@@ -17,6 +17,11 @@ def registry_of(world: World, reconciler: Reconciler) -> kopf.OperatorRegistry:
     """The handlers of an operator."""
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(_login)
+
+    async def end(**_: Any) -> None:
+        await reconciler.close()
+
+    kopf.on.cleanup(registry=registry)(end)
     for kind in WATCHED:
         _watch(registry, kind, world, reconciler)
     return registry
@@ -30,6 +35,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.peering.standalone = True
     settings.networking.request_timeout = 30.0
     settings.networking.connect_timeout = 5.0
+    settings.queueing.exit_timeout = 0.5
     settings.watching.connect_timeout = 5.0
     settings.watching.server_timeout = 300  # whole seconds: the API server takes no fraction
     for kind in WATCHED:

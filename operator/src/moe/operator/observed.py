@@ -166,7 +166,8 @@ class Inspection:
 
 def inspection_of(observed: Observed) -> Inspection:
     """From the pods of the inspection, the newest that has ended."""
-    pods = sorted(observed.pods_of("package"), key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+    living = [pod for pod in observed.pods_of("package") if "deletionTimestamp" not in pod["metadata"]]
+    pods = sorted(living, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
     for pod in reversed(pods):
         for container in (pod.get("status") or {}).get("containerStatuses", ()):
             ended = container.get("state", {}).get("terminated")

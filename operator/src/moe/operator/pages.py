@@ -7,6 +7,9 @@ from aiohttp import web
 from moe.operator.metrics import REGISTRY
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+_CLOSE_S = 0.5
+"""For answers that are being written at the end; a kubelet's idle connections must not keep the process."""
+
 
 async def serve_pages(port: int, ready: Callable[[], bool]) -> web.AppRunner:
     """Serves until `cleanup` of what is returned. Raises OSError when the port is taken."""
@@ -22,7 +25,7 @@ async def serve_pages(port: int, ready: Callable[[], bool]) -> web.AppRunner:
 
     application = web.Application()
     application.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
-    runner = web.AppRunner(application, access_log=None, handle_signals=False)
+    runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=_CLOSE_S)
     await runner.setup()
     await web.TCPSite(runner, None, port).start()
     return runner
