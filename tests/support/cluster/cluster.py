@@ -7,23 +7,19 @@
 import contextlib
 import shutil
 import signal
-import socket
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
-from . import addons, binaries, cgroups, control_plane, dns, kubeconfig, mounts, network, node, packages, pki, relay
-from .api import Api, RefusedError
+from . import addons, binaries, cgroups, control_plane, kubeconfig, mounts, network, node, packages, pki, relay
+from .api import Api
 from .binaries import Say
 from .commands import run
 from .errors import ClusterError
 from .places import CHECKOUT, Places, clusters
 from .processes import Processes
+from .readiness import Readiness
 
 _API_IN_NAMESPACE = f"https://{network.NODE_ADDRESS}:{network.API_PORT}"
-_KUBELET_HEALTH_PORT = 10248
 _CNI_RESULTS = Path("/var/lib/cni/results")
 _CONTAINER_LOG_LINKS = Path("/var/log/containers")
 _INSIDE_USERS = ("controller-manager", "scheduler", "kubelet", "proxy", "dns")
@@ -80,7 +76,9 @@ class Cluster:
         self._check(process)
         argv = self._commands(binaries.ensure(self._say))[process]
         self.processes.start(process, argv, outside=process in {"relay", "provisioner"})
-        self._wait_until_ready(process)
+        conditions = Readiness(self.places, self._port).conditions()
+        if process in conditions:
+            self.processes.wait(process, *conditions[process])
 
     def states(self) -> dict[str, int | None]:
         """The pid of each process, None when it does not run."""
@@ -136,60 +134,6 @@ class Cluster:
         commands["relay"] = [*module, f"{ours}.relay", places.namespace, str(self._port())]
         commands["provisioner"] = [*module, f"{ours}.provisioner", str(self._port()), places.pki, places.volumes]
         return {**commands, **node.commands(places, programs)}
-
-    def _wait_until_ready(self, name: str) -> None:
-        conditions: dict[str, tuple[Callable[[], bool], float]] = {
-            "etcd": (lambda: self._serves("http://127.0.0.1:2379/health"), 30),
-            "apiserver": (self._api_ready, 60),
-            "relay": (self._relay_listens, 10),
-            "containerd": (self._containerd_answers, 30),
-            "dns": (lambda: self._serves(f"http://{network.NODE_ADDRESS}:{node.DNS_READY_PORT}/ready"), 30),
-            "kubelet": (self._node_ready, 60),
-            # a pod that asks before kube-proxy wrote the rule would wait long: its question is lost, not refused
-            "proxy": (self._dns_answers, 60),
-        }
-        if name in conditions:
-            self.processes.wait(name, *conditions[name])
-
-    def _serves(self, url: str) -> bool:
-        def ask() -> bool:
-            with urllib.request.urlopen(url, timeout=1) as answer:
-                return bool(answer.status == 200)
-
-        with contextlib.suppress(OSError, urllib.error.URLError):
-            return network.inside(self.places.namespace, ask)
-        return False
-
-    def _api_ready(self) -> bool:
-        """Asked inside: the relay comes later."""
-        api = Api(network.NODE_ADDRESS, network.API_PORT, self.places.pki, "admin")
-        with contextlib.suppress(OSError, RefusedError):
-            return network.inside(self.places.namespace, lambda: api.request("GET", "/readyz")) == "ok"
-        return False
-
-    def _relay_listens(self) -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port()), timeout=1):
-            return True
-        return False
-
-    def _containerd_answers(self) -> bool:
-        with contextlib.suppress(ClusterError):
-            return bool(run(["ctr", "-a", self.places.containerd_socket, "version"], timeout_s=5))
-        return False
-
-    def _dns_answers(self) -> bool:
-        name = "kubernetes.default.svc.cluster.local"
-        ask = network.inside
-        return ask(self.places.namespace, lambda: dns.answers(network.DNS_SERVICE_ADDRESS, name))
-
-    def _node_ready(self) -> bool:
-        """Of this kubelet: what the last one said stays in the API until the controllers notice its end."""
-        if not self._serves(f"http://127.0.0.1:{_KUBELET_HEALTH_PORT}/healthz"):
-            return False
-        with contextlib.suppress(OSError, RefusedError):
-            conditions = self.api().get(f"/api/v1/nodes/{node.NAME}")["status"]["conditions"]
-            return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
-        return False
 
     def _apply(self, documents: str) -> None:
         self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", feed=documents)
