@@ -3,6 +3,7 @@
 //!
 //! A thread of its own drives all streams; every method may be called from any other thread.
 
+pub mod plans;
 mod stream;
 
 use std::collections::HashMap;

@@ -1,25 +1,23 @@
-//! One router's Combine stream, the owner of its calls in the combiner; and plans and answers as messages.
-//! As moe.wire.plans and the stream of moe.wire.grpcio.aggregator_server.
+//! One router's Combine stream, the owner of its calls in the combiner. As in moe.wire.grpcio.aggregator_server.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use tonic::{Status, Streaming};
 
+use super::plans::read_plan;
 use super::Core;
 use crate::api::aggregator::{
     combine_request::Kind as Ask, combine_response::Kind as Answer, CombineFailed, CombineRequest,
-    CombineResponse, Combined, MissingPart, MissingPolicy, PartRefused, Plan as PlanMessage,
-    PlannedPart as PlannedMessage, Ready, SourceLost,
+    CombineResponse, Combined, MissingPart, PartRefused, Plan as PlanMessage, Ready, SourceLost,
 };
-use crate::combiner::{Event, Key, Plan, PlannedPart};
+use crate::combiner::{Event, Key};
 use crate::driver::monotonic;
 use crate::names::COMBINE;
 use crate::outbox::Outbox;
 use crate::serve::converse::{converse, first_message};
 use crate::serve::Route;
 use crate::settings::Settings;
-use crate::tensors::{dtype_of, Rows};
 
 struct Calls {
     open: HashSet<Key>,
@@ -227,51 +225,6 @@ impl Combine {
             self.core.settled.notify_waiters();
         }
     }
-}
-
-/// The plan in a message; whether it makes sense is the combiner's. The error names the field.
-fn read_plan(message: PlanMessage, now: f64) -> Result<Plan, String> {
-    let policy = match MissingPolicy::try_from(message.policy) {
-        Ok(policy) if policy != MissingPolicy::Unspecified => policy,
-        _ => {
-            return Err(format!(
-                "plan.policy: got {}, want wait, renormalise or fail",
-                message.policy
-            ))
-        }
-    };
-    Ok(Plan {
-        key: Key {
-            call_id: message.call_id,
-            layer: message.layer,
-        },
-        tokens: message.tokens as usize,
-        hidden: message.hidden as usize,
-        dtype: dtype_of(message.dtype, "plan.dtype")?,
-        policy,
-        deadline: (message.timeout_us > 0).then(|| now + message.timeout_us as f64 / 1e6),
-        parts: message
-            .parts
-            .into_iter()
-            .map(read_part)
-            .collect::<Result<_, _>>()?,
-    })
-}
-
-fn read_part(message: PlannedMessage) -> Result<PlannedPart, String> {
-    let name = format!("plan.parts[part={}]", message.part);
-    let field = format!("{name}.token_index");
-    let token_index = Rows::read(message.token_index, &field)?.int32(&field)?;
-    let field = format!("{name}.row_weights");
-    let row_weights = match message.row_weights {
-        None => None,
-        weights => Some(Rows::read(weights, &field)?.float32(&field)?),
-    };
-    Ok(PlannedPart {
-        part: message.part,
-        token_index,
-        row_weights,
-    })
 }
 
 fn answer(event: Event) -> Answer {
