@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 PARALLEL ?= 2
 MYPY_TARGETS := $(wildcard services/*/src) kernels/src operator/src proto/generate.py tests/support/cluster
 
-.PHONY: help setup kernels-native kernels-sanitized demo test check lint format types imports proto proto-check lock unit kernels bench bench-peers bench-ffn exactness integration e2e kubernetes cluster cluster-down families clean
+.PHONY: help setup kernels-native wire-native wire-rust kernels-sanitized demo test check lint format types imports proto proto-check lock unit kernels bench bench-peers bench-ffn exactness integration e2e kubernetes cluster cluster-down families clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -19,6 +19,16 @@ setup: $(STAMP) kernels-native ## Create the virtual environment from the pinned
 kernels-native: ## Build the C++ kernels alone (without a compiler the torch back end runs, and says so)
 	@if command -v $(CXX) >/dev/null; then $(MAKE) --silent -C kernels/csrc CXX="$(CXX)"; \
 	else echo "kernels-native: no C++ compiler ($(CXX)); the experts will run torch's kernels, about half as fast. Install g++ and repeat"; fi
+
+WIRE := services/wire/native
+WIRE_STAMP := $(VENV)/.wire-native
+CARGO := CARGO_TARGET_DIR=$${CARGO_TARGET_DIR:-$(CURDIR)/.cache/cargo}
+wire-native: $(WIRE_STAMP) ## Build the native wire alone (without cargo grpcio is the wire, and says so)
+
+$(WIRE_STAMP): $(STAMP) $(wildcard $(WIRE)/*.toml $(WIRE)/*.lock $(WIRE)/*.rs $(WIRE)/*.pyi proto/moe/*/v1/*.proto) $(shell find $(WIRE)/src -name '*.rs')
+	@if command -v cargo >/dev/null; then echo "wire-native: building; a few minutes the first time" && \
+	$(CARGO) VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin --quiet develop --release --uv -m $(WIRE)/Cargo.toml && touch $@; \
+	else echo "wire-native: no Rust toolchain (cargo); the wire will be grpcio, whose hops are about 8 times slower. Install it from https://rustup.rs and repeat"; fi
 
 $(STAMP): requirements.lock requirements.editable $(wildcard services/*/pyproject.toml) kernels/pyproject.toml operator/pyproject.toml proto/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; name another with make PYTHON=...")'
@@ -63,6 +73,11 @@ proto-check: setup ## Lint the .proto sources; generated code is fresh
 
 lock: setup ## Compile requirements.lock from requirements.in
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-emit-find-links -o requirements.lock requirements.in
+
+wire-rust: ## The native wire without Python: rustfmt, clippy, cargo test (nothing where there is no cargo)
+	@if command -v cargo >/dev/null; then cd $(WIRE) && export $(CARGO) PYO3_PYTHON=$(abspath $(BIN))/python && \
+	cargo fmt --check && cargo clippy --quiet --locked --all-targets --features python -- -D warnings && cargo test --quiet --locked; \
+	else echo "wire-rust: no Rust toolchain (cargo); skipped"; fi
 
 unit: setup ## Unit tests
 	$(PYTEST) -n $(PARALLEL) --dist loadgroup tests/unit

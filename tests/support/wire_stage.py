@@ -10,17 +10,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import torch
-from moe.aggregator.combiner import Combiner
+from moe.aggregator.hosting import combiner_for
 from moe.api.control.v1 import control_pb2
 from moe.runtime.process import new_instance_id
 from moe.runtime.server import Server, ServerSettings, Service
-from moe.wire.grpcio import AggregatorServer, ExpertServer, LoopThread, RouterClient, WireSettings, shared_loop
+from moe.wire.choice import Wire, load
+from moe.wire.ends import AggregatorEnd, RouterEnd
+from moe.wire.grpcio import LoopThread, shared_loop
 from moe.wire.port import (
     Batch,
     Combined,
@@ -34,6 +36,7 @@ from moe.wire.port import (
     Target,
     WorkItem,
 )
+from moe.wire.settings import CombinerLimits, WireSettings
 from support.layer_calls import HIDDEN, expected_rows, toy_partial
 from torch import Tensor
 
@@ -51,15 +54,27 @@ class Placement(Enum):
 
 @dataclass(frozen=True)
 class Implementation:
-    """How to make the actors. Each class is used as the one of moe.wire.grpcio with that name."""
+    """Whose actors play: each is a wire of moe.wire.choice."""
 
     name: str
-    router: Callable[..., Any] = RouterClient
-    expert: Callable[..., Any] = ExpertServer
-    aggregator: Callable[..., Any] = AggregatorServer
+    router: Wire
+    expert: Wire
+    aggregator: Wire
 
 
-GRPCIO = Implementation("grpcio")
+def _implementations() -> list[Implementation]:
+    grpcio = load("grpcio")
+    made = [Implementation("grpcio", grpcio, grpcio, grpcio)]
+    try:
+        from moe.wire.native import RouterClient
+    except ImportError:
+        return made
+    router = replace(grpcio, name="native", own_combiner=True, router=RouterClient)
+    return [*made, Implementation("native router", router, grpcio, grpcio)]
+
+
+IMPLEMENTATIONS = _implementations()
+GRPCIO = IMPLEMENTATIONS[0]
 
 
 def wait_until(condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
@@ -95,6 +110,7 @@ class ServedProcess:
                 control_pb2.DescribeResponse,
                 control_pb2.StatsResponse,
                 on_drain=actor.drained,
+                front=lambda: actor.front,
             )
             self._server = Server(service, ServerSettings(self.endpoint, drain_timeout_s=PATIENCE_S))
             await self._server.start()
@@ -159,7 +175,7 @@ class ToyExpert:
         self.wire: ExpertWire = self._process.open_with(
             "expert",
             ("moe.expert.v1.ExpertService",),
-            lambda: self.implementation.expert(limits, self.instance, self.settings),
+            lambda: self.implementation.expert.expert(limits, self.instance, self.settings),
         )
         self._thread = threading.Thread(target=self._compute, args=(self.wire, self._stopped), daemon=True)
         self._thread.start()
@@ -221,10 +237,12 @@ class ServedAggregator:
 
     def open(self) -> None:
         """Starts the process, as a new instance."""
-        self.server: AggregatorServer = self._process.open_with(
+        wire = self.implementation.aggregator
+        combiner = combiner_for(wire, CombinerLimits())
+        self.server: AggregatorEnd = self._process.open_with(
             "aggregator",
             ("moe.aggregator.v1.AggregatorService",),
-            lambda: self.implementation.aggregator(Combiner(), "agg-0", new_instance_id()),
+            lambda: wire.aggregator(combiner, "agg-0", new_instance_id()),
         )
         self.set_experts(self._experts)
 
@@ -249,7 +267,7 @@ class Stage:
         self._numbers = itertools.count()
         self.experts: list[ToyExpert] = []
         self.aggregators: list[ServedAggregator] = []
-        self.routers: list[RouterClient] = []
+        self.routers: list[RouterEnd] = []
 
     def expert(self, *experts: int, settings: WireSettings | None = None, **limits: int) -> ToyExpert:
         made = ToyExpert(
@@ -274,8 +292,9 @@ class Stage:
 
     def router(self, **settings: Any) -> RouterWire:
         """A router that knows all experts and aggregators so far."""
-        inside = Combiner() if self.placement is Placement.EMBEDDED else None
-        made = self._implementation.router("router-0", combiner=inside, loop=self.loop.loop, **settings)
+        wire = self._implementation.router
+        inside = combiner_for(wire, CombinerLimits()) if self.placement is Placement.EMBEDDED else None
+        made = wire.router("router-0", combiner=inside, loop=self.loop.loop, **settings)
         made.set_endpoints([e.endpoint for e in self.experts], [a.endpoint for a in self.aggregators])
         self.routers.append(made)
         return made

@@ -4,9 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.wire_stage import GRPCIO, Implementation, Placement, Stage
-
-IMPLEMENTATIONS = [GRPCIO]
+from support.wire_stage import IMPLEMENTATIONS, Implementation, Placement, Stage
 
 
 @pytest.fixture(params=IMPLEMENTATIONS, ids=lambda each: each.name)

@@ -8,8 +8,8 @@ import torch
 from moe.api.aggregator.v1 import aggregator_pb2, aggregator_pb2_grpc
 from moe.api.expert.v1 import expert_pb2, expert_pb2_grpc
 from moe.runtime.server_settings import client_options
-from moe.wire.grpcio import WireSettings
 from moe.wire.port import WorkItem
+from moe.wire.settings import WireSettings
 from support.layer_calls import HIDDEN, toy_call
 from support.wire_stage import GROUPS, Stage, assert_adds_up, three_groups, wait_until
 

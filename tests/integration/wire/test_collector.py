@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from moe.aggregator.combiner import Combiner
-from moe.wire.grpcio import WireSettings
 from moe.wire.grpcio.collector import Collector
 from moe.wire.grpcio.combiner_host import CombinerHost
+from moe.wire.settings import WireSettings
 from support.wire_stage import Placement, Stage, ToyExpert, wait_until
 
 

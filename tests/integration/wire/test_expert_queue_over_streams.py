@@ -4,8 +4,8 @@ import time
 from dataclasses import replace
 
 import torch
-from moe.wire.grpcio import WireSettings
 from moe.wire.port import FailureKind, Incomplete, LayerCall, PartFailure, Target
+from moe.wire.settings import WireSettings
 from support.layer_calls import toy_call
 from support.wire_stage import GROUPS, Attempts, Stage, assert_adds_up, three_groups, wait_until
 

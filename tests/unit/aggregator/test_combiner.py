@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import pytest
 import torch
 from moe.aggregator.combiner import Combiner
-from moe.aggregator.limits import CombinerLimits
 from moe.wire.combining import (
     Answered,
     CallKey,
@@ -17,6 +16,7 @@ from moe.wire.combining import (
     SourceWasLost,
 )
 from moe.wire.port import MissingPart, MissingPolicy
+from moe.wire.settings import CombinerLimits
 from support.layer_plans import KEY, partial, three_part_plan
 
 WAIT, RENORMALISE, FAIL = MissingPolicy.WAIT, MissingPolicy.RENORMALISE, MissingPolicy.FAIL

@@ -23,6 +23,11 @@ pub fn log(level: Level, line: String) {
     lines.push_back((level, line));
 }
 
+/// Whether lines wait.
+pub fn waiting() -> bool {
+    !LINES.lock().unwrap().is_empty()
+}
+
 /// Takes all lines.
 pub fn take() -> Vec<(Level, String)> {
     LINES.lock().unwrap().drain(..).collect()

@@ -7,15 +7,14 @@ use tokio::sync::Notify;
 
 use crate::api::aggregator::{
     combine_request::Kind as Ask, combine_response::Kind as Answer, Abandon, CombineRequest,
-    CombineResponse, GiveUp, Hello, MissingPolicy, Plan as PlanMessage,
-    PlannedPart as PlannedMessage,
+    CombineResponse, GiveUp, Hello, Plan as PlanMessage, PlannedPart as PlannedMessage,
 };
 use crate::api::expert::{
     dispatch_response::Kind as Word, DispatchRequest, DispatchResponse, PartStatus, Receipt,
 };
 use crate::api::tensor::Tensor;
 use crate::collector::Collector;
-use crate::combiner::{Combiner, Event, Key, Limits, Missing, Plan};
+use crate::combiner::{Combiner, Event, Key, Limits, Missing, Plan, Tally};
 use crate::driver::{instant, monotonic, Driver};
 use crate::host::Host;
 use crate::ledger::{Failure, Kind, Ledger};
@@ -171,6 +170,16 @@ impl Router {
         self.driver
             .drive(self.fetch(key, deadline, until))
             .unwrap_or_else(closed)
+    }
+
+    /// Whether a call is open.
+    pub fn knows(&self, key: Key) -> bool {
+        self.state.lock().unwrap().calls.contains_key(&key)
+    }
+
+    /// Counters of the combiner inside, and its open calls; None where there is none.
+    pub fn combiner_figures(&self) -> Option<(Tally, usize)> {
+        self.embedded.as_ref().map(|inside| inside.host.figures())
     }
 
     /// Opens the call if it is new. Messages that no stream can carry become failures here.
@@ -360,8 +369,9 @@ impl Router {
     async fn fetch(&self, key: Key, deadline: f64, until: f64) -> Outcome {
         let last = deadline + GRACE_S;
         let moment = if until < deadline { until } else { last };
-        if until <= monotonic() {
-            // Sends, and looks for what has come by the way: a few turns of the runtime.
+        if until <= monotonic() || self.has_failed(key) {
+            // Sends, and looks for what has come by the way: a few turns of the runtime. Who asks again and again and is
+            // told of failures at once would else never let a stream be dialled.
             for _ in 0..8 {
                 tokio::task::yield_now().await;
             }
@@ -396,6 +406,14 @@ impl Router {
                 }
             }
         }
+    }
+
+    fn has_failed(&self, key: Key) -> bool {
+        let state = self.state.lock().unwrap();
+        state
+            .calls
+            .get(&key)
+            .is_some_and(|call| !call.failures.is_empty())
     }
 
     /// Tells the combiner that no replica will deliver this part.
@@ -953,7 +971,7 @@ fn plan_message(plan: &Plan) -> PlanMessage {
         hidden: plan.hidden as u32,
         dtype: plan.dtype as i32,
         timeout_us: timeout_us(plan.deadline),
-        policy: MissingPolicy::from(plan.policy) as i32,
+        policy: plan.policy as i32,
         parts: parts.collect(),
     }
 }

@@ -7,9 +7,9 @@ import math
 from itertools import pairwise
 
 import torch
-from moe.aggregator.limits import CombinerLimits
 from moe.wire.combining import CallPlan, PlannedPart
 from moe.wire.port import MissingPolicy
+from moe.wire.settings import CombinerLimits
 from torch import Tensor
 
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})

@@ -8,7 +8,6 @@ What a missing part means to a request is the router's.
 
 from moe.aggregator.answer import answer_rows
 from moe.aggregator.checks import FLOATS, part_fault, plan_fault, same_plan
-from moe.aggregator.limits import CombinerLimits
 from moe.aggregator.open_call import OpenCall
 from moe.aggregator.tally import Tally
 from moe.aggregator.waiting_parts import ClosedCalls, EarlyParts
@@ -22,6 +21,7 @@ from moe.wire.combining import (
     PartWasRefused,
     SourceWasLost,
 )
+from moe.wire.settings import CombinerLimits
 from torch import Tensor
 
 DROPPED = "came when its layer call was not open and was dropped; send it again"

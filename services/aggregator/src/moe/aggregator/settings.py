@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from moe.aggregator.limits import MEBIBYTE, CombinerLimits
 from moe.runtime.server import ServerSettings
 from moe.runtime.settings import setting
 from moe.runtime.telemetry import TelemetrySettings
+from moe.wire.settings import MEBIBYTE, CombinerLimits
 
 _DEFAULTS = CombinerLimits()
 _LARGEST_ENVELOPE = MEBIBYTE // 4

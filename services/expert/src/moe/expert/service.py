@@ -19,8 +19,8 @@ from moe.runtime.lifecycle import Lifecycle
 from moe.runtime.process import new_instance_id
 from moe.runtime.server import Service
 from moe.wire.grpcio.expert_server import ExpertServer
-from moe.wire.grpcio.settings import WireSettings
 from moe.wire.port import ExpertLimits
+from moe.wire.settings import WireSettings
 
 _SERVICE = expert_pb2.DESCRIPTOR.services_by_name["ExpertService"].full_name
 _JOIN_S = 2.0

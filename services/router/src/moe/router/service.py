@@ -10,7 +10,6 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 from moe.aggregator.combiner import Combiner
-from moe.aggregator.limits import CombinerLimits
 from moe.api.control.v1 import control_pb2
 from moe.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from moe.discovery.directory import Directory
@@ -28,6 +27,7 @@ from moe.runtime.lifecycle import Lifecycle
 from moe.runtime.server import Service
 from moe.wire.grpcio import RouterClient, WireSettings
 from moe.wire.port import MissingPolicy
+from moe.wire.settings import CombinerLimits
 
 _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 

@@ -25,6 +25,7 @@ from moe.runtime.addresses import Address
 from moe.runtime.control import ControlServicer, Describe, Stats
 from moe.runtime.entry import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK
 from moe.runtime.errors import StartupError
+from moe.runtime.front import Front, PrivateSocket, listen
 from moe.runtime.interception import Interceptor
 from moe.runtime.lifecycle import InFlight, Lifecycle
 from moe.runtime.process import new_instance_id
@@ -54,7 +55,8 @@ class Service:
     name: in the plan. services: full names of the gRPC services that `register` adds to a server. startup: work
     after the port is open and before it is ready, such as checking weights; it may raise StartupError. When
     `ready_after_startup` is False the service calls `lifecycle.set_ready` itself, as what it needs comes and goes.
-    on_drain: has to end the streams that never end by themselves. on_stop: runs last, always.
+    on_drain: has to end the streams that never end by themselves. on_stop: runs last, always. front: asked once
+    `register` was called for what takes the address in the gRPC server's place; None for the server itself.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Service:
     on_drain: Hook | None = None
     on_stop: Hook | None = None
     ready_after_startup: bool = True
+    front: Callable[[], Front | None] | None = None
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     instance: str = field(default_factory=new_instance_id)
 
@@ -112,6 +115,8 @@ class Server:
         self._hurried = asyncio.Event()
         self._background: list[asyncio.Task[None]] = []
         self._address: Address | None = None
+        self._front: Front | None = None
+        self._behind: PrivateSocket | None = None
         self._loop = asyncio.get_running_loop()
         interceptor = Interceptor(service.name, self._lifecycle, self._in_flight)
         self._server = grpc.aio.server(interceptors=[interceptor], options=server_options(settings))
@@ -127,11 +132,23 @@ class Server:
         self._register()
         await self._health.set(STARTED, health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._publish()
-        self._address = addresses.bind(wanted, self._server.add_insecure_port)
-        await self._server.start()
+        await self._open(wanted)
         self._lifecycle.subscribe(self._on_change)
         self._background = [asyncio.create_task(self._follow()), asyncio.create_task(self._start_up())]
         logger.info("%s listens on %s", self._service.name, self.target)
+
+    async def _open(self, wanted: Address) -> None:
+        """Listens: the gRPC server itself, or what the service has in front of it."""
+        self._front = self._service.front() if self._service.front else None
+        if self._front is None:
+            self._address = addresses.bind(wanted, self._server.add_insecure_port)
+            await self._server.start()
+            return
+        self._behind = PrivateSocket()
+        self._server.add_insecure_port(self._behind.target)
+        await self._server.start()
+        self._address, listener = listen(wanted)
+        self._front.serve(listener, self._behind.target)
 
     async def drained(self) -> None:
         """Returns when drain was begun and calls in flight have finished or the drain time-out has passed."""
@@ -151,11 +168,15 @@ class Server:
         self._in_flight.hang_up_auxiliary()
         try:
             await self._server.stop(None if self._in_flight.methods() else _LAST_WRITES_S)
+            if self._front:
+                await self._front.stop()
             if self._service.on_stop:
                 await self._service.on_stop()
         finally:
             if self._address:
                 addresses.remove(self._address)
+            if self._behind:
+                self._behind.remove()
 
     def interrupt(self, number: signal.Signals) -> None:
         """A signal came: the first one drains, a second one cuts the waiting short."""

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 import grpc
 from moe.api.aggregator.v1 import aggregator_pb2, aggregator_pb2_grpc
 from moe.runtime.errors import InvalidRequest
+from moe.runtime.front import Front
 from moe.wire.combining import (
     Answered,
     CallKey,
@@ -22,8 +23,8 @@ from moe.wire.grpcio.collector import Collector
 from moe.wire.grpcio.combiner_host import CombinerHost
 from moe.wire.grpcio.loop_thread import post
 from moe.wire.grpcio.server_stream import Context, ServerStream, first_message
-from moe.wire.grpcio.settings import WireSettings
 from moe.wire.plans import read_plan, write_answer
+from moe.wire.settings import WireSettings
 
 
 class AggregatorServer(aggregator_pb2_grpc.AggregatorServiceServicer):
@@ -34,6 +35,7 @@ class AggregatorServer(aggregator_pb2_grpc.AggregatorServiceServicer):
     """
 
     name = "grpcio"
+    front: Front | None = None
 
     def __init__(self, combiner: Combining, name: str, instance: str, settings: WireSettings | None = None) -> None:
         self._settings = settings or WireSettings()

@@ -9,7 +9,7 @@ from moe.runtime.tensors import from_message
 from moe.wire.combining import CallKey
 from moe.wire.grpcio.combiner_host import CombinerHost
 from moe.wire.grpcio.link import Link, LinkState
-from moe.wire.grpcio.settings import WireSettings
+from moe.wire.settings import WireSettings
 
 
 class Collector:

@@ -17,9 +17,9 @@ from moe.wire.combining import (
 from moe.wire.grpcio.collector import Collector
 from moe.wire.grpcio.combiner_host import CombinerHost
 from moe.wire.grpcio.link import Link
-from moe.wire.grpcio.settings import WireSettings
 from moe.wire.plans import read_answer, write_plan
 from moe.wire.port import CallFailed, Combined, Outcome
+from moe.wire.settings import WireSettings
 
 Request = aggregator_pb2.CombineRequest
 Response = aggregator_pb2.CombineResponse

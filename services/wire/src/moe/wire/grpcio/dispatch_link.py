@@ -4,8 +4,8 @@ from typing import Protocol
 
 from moe.api.expert.v1 import expert_pb2, expert_pb2_grpc
 from moe.wire.grpcio.link import Link, LinkState
-from moe.wire.grpcio.settings import WireSettings
 from moe.wire.port import FailureKind, PartFailure
+from moe.wire.settings import WireSettings
 
 
 class DispatchNews(Protocol):

@@ -6,20 +6,21 @@ aggregator that the dispatch names, and only when one was written there is its p
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import grpc
 from moe.api.expert.v1 import expert_pb2, expert_pb2_grpc
 from moe.runtime.errors import InvalidRequest
+from moe.runtime.front import Front
 from moe.runtime.tensors import to_message
 from moe.wire.dispatches import read_dispatch
 from moe.wire.expert_inbox import ExpertInbox
 from moe.wire.grpcio.dispatch_stream import DispatchStream, Ticket
 from moe.wire.grpcio.loop_thread import post
 from moe.wire.grpcio.server_stream import Context
-from moe.wire.grpcio.settings import WireSettings
 from moe.wire.grpcio.subscriptions import Subscriptions
 from moe.wire.port import Batch, ExpertLimits, FailureKind, QueueStats, WorkItem
+from moe.wire.settings import WireSettings
 from torch import Tensor
 
 _ENVELOPE_BYTES = 1024
@@ -33,6 +34,7 @@ class ExpertServer(expert_pb2_grpc.ExpertServiceServicer):
     """
 
     name = "grpcio"
+    front: Front | None = None
 
     def __init__(self, limits: ExpertLimits, instance: str, settings: WireSettings | None = None) -> None:
         self._limits = limits
@@ -79,6 +81,11 @@ class ExpertServer(expert_pb2_grpc.ExpertServiceServicer):
     def fail(self, batch: Batch, message: str) -> None:
         """See ExpertWire."""
         self._post(self._refuse, batch.items, FailureKind.FAILED, message)
+
+    def compute_natively(self, entries: Mapping[int, tuple[int, int]]) -> bool:
+        """See ExpertEnd: every batch goes through the interpreter here."""
+        del entries
+        return False
 
     def drain(self) -> None:
         """See ExpertWire. From any thread."""

@@ -15,7 +15,7 @@ import grpc
 from moe.runtime.server_settings import client_options
 from moe.wire.backoff import Backoff
 from moe.wire.grpcio.outbox import Outbox
-from moe.wire.grpcio.settings import WireSettings
+from moe.wire.settings import WireSettings
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from moe.runtime.process import new_instance_id
-from moe.wire.combining import CallKey, Combining
+from moe.wire.combining import CallKey, CombinerStats, Combining
 from moe.wire.dispatches import write_dispatch
 from moe.wire.grpcio.loop_thread import post, shared_loop
 from moe.wire.grpcio.router_streams import Dispatch, OpenExchange, RouterStreams
-from moe.wire.grpcio.settings import WireSettings
 from moe.wire.mailbox import Mailbox
 from moe.wire.plans import plan_of
 from moe.wire.port import AggregatorLost, FailureKind, Incomplete, LayerCall, Outcome, PartFailure, Target
+from moe.wire.settings import WireSettings
 
 _ENVELOPE_BYTES = 1024
 """Room for what the sender adds to a message: the aggregator's name."""
@@ -41,6 +41,7 @@ class RouterClient:
     ) -> None:
         self._settings = settings or WireSettings()
         self._loop = loop or shared_loop().loop
+        self._combiner = combiner
         self._open: dict[CallKey, OpenExchange] = {}
         self._closed = False
         self._streams = self._on_loop(partial(RouterStreams, f"{router}.{new_instance_id()}", combiner, self._settings))
@@ -79,6 +80,10 @@ class RouterClient:
     def set_endpoints(self, experts: Sequence[str], aggregators: Sequence[str]) -> None:
         """See RouterWire. From any thread."""
         post(self._loop, self._streams.set_endpoints, tuple(experts), tuple(aggregators))
+
+    def combiner_stats(self) -> CombinerStats | None:
+        """Figures of the combiner inside; None where there is none."""
+        return self._combiner.stats() if self._combiner else None
 
     def close(self) -> None:
         """See RouterWire. On the loop's own thread, await `aclose` instead."""

@@ -11,11 +11,11 @@ from moe.wire.grpcio.collector import Collector
 from moe.wire.grpcio.combine_link import CombineLink, Combiner, EmbeddedCombiner
 from moe.wire.grpcio.combiner_host import CombinerHost
 from moe.wire.grpcio.dispatch_link import DispatchLink
-from moe.wire.grpcio.settings import WireSettings
 from moe.wire.ledger import CallLedger
 from moe.wire.mailbox import Mailbox
 from moe.wire.port import AggregatorLost, CallFailed, Combined, FailureKind, Outcome, PartFailure
 from moe.wire.receipts import failure_of
+from moe.wire.settings import WireSettings
 
 
 @dataclass(frozen=True, eq=False)

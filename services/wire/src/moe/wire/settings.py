@@ -1,4 +1,4 @@
-"""What a combiner holds at most. Beyond a bound a call or part is refused by name, never held silently."""
+"""What a wire is bounded by, whatever implements it: its streams, and the combiner that answers over them."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,22 @@ MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True)
+class WireSettings:
+    """Bounds of every stream.
+
+    max_message_bytes: of one message either way; the same as the servers' `--max-message-bytes`.
+    max_outbox_bytes: what may wait to be written on one stream; then its peer does not read, and parts fail.
+    open_timeout_s: from dialling to the first message of a stream; generous, as a process may be starting.
+    """
+
+    max_message_bytes: int = 64 * MEBIBYTE
+    max_outbox_bytes: int = 256 * MEBIBYTE
+    open_timeout_s: float = 10.0
+
+
+@dataclass(frozen=True)
 class CombinerLimits:
-    """Bounds of one combiner.
+    """What a combiner holds at most. Beyond a bound a call or part is refused by name, never held silently.
 
     open_calls: layer calls at a time; a router has one or few open, so this is hundreds of routers.
     answer_bytes: of one answer's rows; an answer is one message, and those are bounded at 64 MiB.

@@ -1,0 +1,40 @@
+//! Settings and limits, read from the dataclasses that carry them in Python.
+
+use std::time::Duration;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::intern;
+use pyo3::prelude::*;
+
+use crate::combiner::Limits;
+use crate::settings::Settings;
+
+/// moe.wire.settings.WireSettings.
+pub fn settings_of(given: &Bound<'_, PyAny>) -> PyResult<Settings> {
+    let py = given.py();
+    let open_timeout: f64 = given.getattr(intern!(py, "open_timeout_s"))?.extract()?;
+    let open_timeout = Duration::try_from_secs_f64(open_timeout).map_err(|_| {
+        PyValueError::new_err(format!(
+            "open_timeout_s: got {open_timeout}, want seconds above 0"
+        ))
+    })?;
+    Ok(Settings {
+        max_message_bytes: given.getattr(intern!(py, "max_message_bytes"))?.extract()?,
+        max_outbox_bytes: given.getattr(intern!(py, "max_outbox_bytes"))?.extract()?,
+        open_timeout,
+        ..Settings::default()
+    })
+}
+
+/// moe.wire.combining.CombinerLimits.
+pub fn limits_of(given: &Bound<'_, PyAny>) -> PyResult<Limits> {
+    let py = given.py();
+    Ok(Limits {
+        open_calls: given.getattr(intern!(py, "open_calls"))?.extract()?,
+        answer_bytes: given.getattr(intern!(py, "answer_bytes"))?.extract()?,
+        held_bytes: given.getattr(intern!(py, "held_bytes"))?.extract()?,
+        early_bytes: given.getattr(intern!(py, "early_bytes"))?.extract()?,
+        early_seconds: given.getattr(intern!(py, "early_seconds"))?.extract()?,
+        closed_calls: given.getattr(intern!(py, "closed_calls"))?.extract()?,
+    })
+}

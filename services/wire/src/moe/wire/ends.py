@@ -1,0 +1,55 @@
+"""What an implementation of the wire offers the process around it, beside the port that the engine and experts use."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import grpc
+from moe.runtime.front import Front
+from moe.wire.combining import CombinerStats
+from moe.wire.port import ExpertWire, RouterWire
+
+
+class RouterEnd(RouterWire, Protocol):
+    """The router's end."""
+
+    def combiner_stats(self) -> CombinerStats | None:
+        """Figures of the combiner inside; None where there is none."""
+
+    async def aclose(self) -> None:
+        """`close`, on a loop."""
+
+
+class Served(Protocol):
+    """An end that is served. front: what takes the public address in the gRPC server's place, None for the server."""
+
+    name: str
+    front: Front | None
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds what the gRPC server itself answers; on the server's loop."""
+
+    async def drained(self) -> None:
+        """Lets what was accepted be answered, then ends every stream: for `on_drain`."""
+
+
+class ExpertEnd(ExpertWire, Served, Protocol):
+    """The expert's end."""
+
+    def compute_natively(self, entries: "Mapping[int, tuple[int, int]]") -> bool:
+        """Has few rows answered without the compute thread: layer -> PackedGroup.entry(). False: it can't."""
+
+
+class AggregatorEnd(Served, Protocol):
+    """The aggregator's end."""
+
+    def set_experts(self, endpoints: Sequence[str]) -> None:
+        """The expert endpoints that exist now, ready or not. From any thread."""
+
+    def stats(self) -> CombinerStats:
+        """The combiner's figures."""
+
+    def sources(self) -> int:
+        """Collect streams that are open."""
+
+    async def close(self) -> None:
+        """Ends the streams to the experts."""
