@@ -241,7 +241,7 @@ impl Expert {
             let mut state = self.state.lock().unwrap();
             match state.streams.routers.get_mut(&ticket.stream) {
                 Some(router) => {
-                    router.unanswered -= 1;
+                    router.unanswered = router.unanswered.saturating_sub(1);
                     router.unanswered == 0
                 }
                 None => false,

@@ -195,3 +195,24 @@ impl AsyncWrite for Connection {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listening_socket_is_known_by_its_family() {
+        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = tcp.local_addr().unwrap().to_string();
+        let listener = Listener::from_fd(tcp.into()).unwrap();
+        assert_eq!(listener.target().unwrap(), at);
+        let path = std::env::temp_dir().join(format!("moe-wire-fd-{}", std::process::id()));
+        let unix = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let listener = Listener::from_fd(unix.into()).unwrap();
+        assert_eq!(
+            listener.target().unwrap(),
+            format!("unix:{}", path.display())
+        );
+        std::fs::remove_file(&path).unwrap();
+    }
+}
