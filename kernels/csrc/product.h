@@ -9,17 +9,21 @@
 #pragma once
 
 #include "panels.h"
-#include "scratch.h"
 
 namespace MOE_VARIANT {
 
 constexpr int64_t kBlockBytes = 192 << 10;
 
-constexpr int64_t kAhead = 1024;  // bytes that are asked for ahead of their use
+constexpr int64_t kAhead = 2048;  // bytes that are asked for ahead of their use
 
-// Steps along `in` from one cache line of a panel to the next.
+// Asks for what a step will be kAhead bytes on, line by line.
 template <class Panel>
-constexpr int64_t kLineSteps = Panel::kStep < 64 ? 64 / Panel::kStep : 1;
+static inline void prefetch_step(const char* panel, int64_t s) {
+  if (Panel::kStep < 64 && s % (64 / (Panel::kStep < 64 ? Panel::kStep : 64))) return;
+#pragma GCC unroll 2
+  for (int line = 0; line < (Panel::kStep + 63) / 64; ++line)
+    __builtin_prefetch(panel + s * Panel::kStep + line * 64 + kAhead);
+}
 
 // One tile of M rows times P neighbouring panels.
 template <class Panel, int M, int P>
@@ -30,9 +34,9 @@ static inline void tile_product(const uint32_t* tile, const char* panel, int64_t
     typename Panel::Weights weights[P];
     // The hardware's prefetchers stop at the ends of pages; a panel goes on. Four rows take a tenth to a third less time
     // with it (Zen 3); one row, which keeps four streams going, does not.
-    if (M > 1 && s % kLineSteps<Panel> == 0) {
+    if (M > 1) {
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) __builtin_prefetch(panel + p * panel_bytes + s * Panel::kStep + kAhead);
+      for (int p = 0; p < P; ++p) prefetch_step<Panel>(panel + p * panel_bytes, s);
     }
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) weights[p] = Panel::load(panel + p * panel_bytes + s * Panel::kStep);
@@ -103,14 +107,7 @@ static void one_tile(const Job& job, const Tiling& tiling, int64_t tile, const c
                                             job.sums + row * job.sums_stride + p * kPanel, job.sums_stride);
 }
 
-// How several tiles in a row read one panel: as it lies, or widened once for all of them.
 template <class Panel>
-struct Plain {
-  typedef Panel Repeated;
-  static inline const char* repeated(const Matrix&, const char* panel) { return panel; }
-};
-
-template <class Panel, class Reading = Plain<Panel>>
 static void product_of(const Job& job) {
   const Matrix& matrix = job.matrix;
   const Tiling tiling(job.n, kTileRows);
@@ -126,31 +123,10 @@ static void product_of(const Job& job) {
     }
     // With several tiles a panel is used by each of them while it is in the cache.
     for (int64_t p = job.begin; p < job.end; ++p) {
-      const char* panel = Reading::repeated(matrix, data + p * matrix.panel_bytes);
       for (int64_t tile = start; tile < stop; ++tile)
-        one_tile<typename Reading::Repeated>(job, tiling, tile, panel, p, 1);
+        one_tile<Panel>(job, tiling, tile, data + p * matrix.panel_bytes, p, 1);
     }
   }
 }
-
-#if MOE_DOTS
-// Bytes become bfloat16 once and stay in the second-level cache: widening costs as much as five products.
-template <class Rows>
-struct Widened {
-  typedef BFloat16Pairs<Rows> Repeated;
-  static const char* repeated(const Matrix& matrix, const char* panel) {
-    const int64_t steps = (matrix.in + 1) / 2;
-    Scratch& scratch = Scratch::of_this_product();
-    if (!scratch.reserve(steps * Repeated::kStep)) return nullptr;
-    char* wide = scratch.take<char>(steps * Repeated::kStep);
-    for (int64_t s = 0; s < steps; ++s) {
-      const Two weights = Int8Pairs<Rows>::load(panel + s * Int8Pairs<Rows>::kStep);
-      __builtin_prefetch(panel + s * Int8Pairs<Rows>::kStep + kAhead);
-      memcpy(wide + s * Repeated::kStep, &weights, sizeof weights);
-    }
-    return wide;
-  }
-};
-#endif
 
 }  // namespace MOE_VARIANT

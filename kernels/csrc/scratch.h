@@ -40,12 +40,6 @@ class Scratch {
     return scratch;
   }
 
-  // Another one, for what a product needs while its call uses the first.
-  static Scratch& of_this_product() {
-    static thread_local Scratch scratch;
-    return scratch;
-  }
-
  private:
   static constexpr int64_t kKept = 16 << 20;
   Memory<char> memory_;

@@ -103,8 +103,7 @@ static void multiply(const Job& job, Tiles kind) {
     case MOE_BFLOAT16:
       return kind == Tiles::kPairs ? product_of<BFloat16Pairs<PairRows>>(job) : product_of<BFloat16Pairs<SplitRows>>(job);
     default:
-      return kind == Tiles::kPairs ? product_of<Int8Pairs<PairRows>, Widened<PairRows>>(job)
-                                   : product_of<Int8Pairs<SplitRows>, Widened<SplitRows>>(job);
+      return kind == Tiles::kPairs ? product_of<Int8Pairs<PairRows>>(job) : product_of<Int8Pairs<SplitRows>>(job);
 #else
     case MOE_BFLOAT16:
       return product_of<PanelBFloat16>(job);

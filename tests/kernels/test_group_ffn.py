@@ -6,7 +6,7 @@ import gc
 import pytest
 import torch
 from moe.kernels.ffn import FfnSpec, ffn
-from moe.kernels.group_ffn import PackedGroup, QuantisedExpert, backends
+from moe.kernels.group_ffn import W8A8, PackedGroup, QuantisedExpert, backends
 from moe.kernels.group_ffn.native_backend import NativeGroup
 from moe.kernels.group_ffn.weights import plain
 from moe.kernels.native import variants
@@ -169,6 +169,26 @@ def test_quantised_experts_agree_with_what_they_stand_for(size, spec, variant):
     for group in (NativeGroup(held, spec, variant=variant), PackedGroup(held, spec, backend="torch")):
         got = group(given, *chosen, torch.bfloat16)
         assert ((got.double() - want).abs() <= limit).all()
+
+
+@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_rounded_rows_move_a_quantised_experts_output_by_a_percent_or_two(spec, variant):
+    held = {
+        expert: QuantisedExpert(quantise(each.up), quantise(each.down), torch.bfloat16, each.up_bias, each.down_bias)
+        for expert, each in experts(spec, (40, 130), torch.bfloat16).items()
+    }
+    given, chosen = rows(40, 40, torch.bfloat16), slots(SLOTS["all to one expert"], torch.bfloat16)
+    want = NativeGroup(held, spec, variant=variant)(given, *chosen, torch.float32)[:29]
+    group = PackedGroup(held, spec, backend=W8A8) if variant == variants()[-1] else None
+    rounded = NativeGroup(held, spec, variant=variant, round_rows=True)
+    got = rounded(given, *chosen, torch.float32)[:29]
+    # A step is 1/127 of a row's greatest value, some 2.5 standard deviations: half a percent; squares double it.
+    error = (got - want).norm(dim=1) / want.norm(dim=1)
+    assert 1e-4 < error.mean() < 0.02
+    assert group is None or torch.equal(group(given, *chosen, torch.float32)[:29], got)
+    alone = torch.cat([rounded(given[i : i + 1], *_of_row(chosen, i), torch.float32) for i in range(29)])
+    assert torch.equal(alone, got)
 
 
 @pytest.mark.parametrize("variant", variants())

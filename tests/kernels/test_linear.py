@@ -5,7 +5,7 @@ import torch
 from moe.kernels.linear import PackedLinear, backends
 from moe.kernels.linear.native_backend import NativeLinear
 from moe.kernels.native import variants
-from moe.kernels.quantised import quantise
+from moe.kernels.quantised import quantise, rounded_product
 from moe.kernels.registry import UnavailableBackendError, UnknownBackendError
 from torch import Tensor
 
@@ -55,22 +55,54 @@ def test_every_back_end_agrees_with_float64(layer, size, count, biased, dtype):
 @pytest.mark.parametrize("variant", variants())
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("count", ROWS.values(), ids=ROWS)
-def test_bytes_with_scales_agree_with_what_they_stand_for(count, size, variant):
-    weight, rows = quantise(drawn(*size)), drawn(count, size[1], seed=1)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_bytes_with_scales_agree_with_what_they_stand_for(count, size, variant, dtype):
+    weight, rows = quantise(drawn(*size)), drawn(count, size[1], dtype=dtype, seed=1)
     wide = weight.dequantised(torch.float64)
     # The offset's part is added up apart from the steps': both round.
     steps = weight.q.double().abs() * weight.scale.double()[:, None] + weight.offset.double().abs()[:, None]
-    limit = 2 * bound(rows, steps, None, torch.float32, False)
+    limit = 2 * bound(rows, steps, None, dtype, False)
     assert ((NativeLinear(weight, None, variant=variant)(rows).double() - rows.double() @ wide.T).abs() <= limit).all()
 
 
-@pytest.mark.parametrize("quantised", [False, True], ids=["bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("count", ROWS.values(), ids=ROWS)
+def test_rounded_rows_times_bytes_are_exact_but_for_the_scales(count, size, variant, dtype):
+    weight, rows = quantise(drawn(*size)), drawn(count, size[1], dtype=dtype, seed=1)
+    got = NativeLinear(weight, None, variant=variant, round_rows=True)(rows).double()
+    want = rounded_product(rows, weight)
+    # The sum of integers is exact; three roundings of it in float32, those of the offset's part, and the answer's own.
+    offset = weight.offset.double().abs() * rows.double().abs().sum(dim=1, keepdim=True) * (size[1] + 3) * 2**-24
+    steps = (want - rows.double().sum(dim=1, keepdim=True) * weight.offset.double()).abs() * 4 * 2**-24
+    assert ((got - want).abs() <= offset + steps + torch.finfo(dtype).eps / 2 * want.abs() + 1e-37).all()
+
+
+def test_rounded_rows_of_no_size_or_beyond_all_sizes_count_as_zero_or_as_nan():
+    weight = quantise(drawn(37, 20))
+    rows = torch.stack([torch.zeros(20), torch.full((20,), 1e-44), torch.full((20,), float("inf")), torch.ones(20)])
+    for variant in variants():
+        got = NativeLinear(weight, None, variant=variant, round_rows=True)(rows)
+        assert (got[:2].abs() < 1e-40).all()
+        assert got[2].isnan().all()
+        assert torch.allclose(got[3].double(), rounded_product(rows, weight)[3], rtol=1e-5)
+
+
+WEIGHTS = {
+    "bfloat16": lambda weight, **how: NativeLinear(weight.bfloat16(), drawn(700), **how),
+    "int8": lambda weight, **how: NativeLinear(quantise(weight), drawn(700), **how),
+    "rounded rows": lambda weight, **how: NativeLinear(quantise(weight), drawn(700), round_rows=True, **how),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("layer_of", WEIGHTS.values(), ids=WEIGHTS)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("variant", variants())
-def test_a_row_has_the_same_bits_alone_and_in_any_place_of_any_batch(variant, threads, quantised):
-    weight = drawn(700, 130)
-    layer = NativeLinear(quantise(weight) if quantised else weight.bfloat16(), drawn(700), variant=variant)
-    rows = drawn(53, 130, seed=1)
+def test_a_row_has_the_same_bits_alone_and_in_any_place_of_any_batch(variant, threads, layer_of, dtype):
+    layer = layer_of(drawn(700, 130), variant=variant)
+    rows = drawn(53, 130, seed=1).to(dtype)
     alone = torch.cat([layer(row[None]) for row in rows])
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

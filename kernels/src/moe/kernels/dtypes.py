@@ -5,6 +5,8 @@ import torch
 DTYPE_NUMBERS: dict[torch.dtype, int] = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 INT8_NUMBER = 100
 """Weights only: bytes with a scale and an offset per output channel."""
+INT8_DYNAMIC_NUMBER = 101
+"""The same, with rows rounded to bytes as well."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:

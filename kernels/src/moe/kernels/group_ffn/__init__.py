@@ -3,8 +3,10 @@
 It is what an expert process makes of a dispatch: each row through the experts of its slots, weighed and summed. Back
 ends: `reference` and `torch` put moe.kernels' own permute, ffn and slot_sum together; `native` is kernels/csrc, packed
 once, batch-invariant (a row's bits depend on the row and its slots alone) and callable without the interpreter
-(`entry`). All round where torch's operators do: to the experts' dtype after each product, bias, curve and product of
-gate and up, to the promoted dtype after the routing weight, and once to the partial's dtype after a sum in float32.
+(`entry`). `native_w8a8` also rounds the rows of quantised experts to bytes (moe.kernels.quantised), which is
+approximate and never taken by `auto`. All round where torch's operators do: to the experts' dtype after each product,
+bias, curve and product of gate and up, to the promoted dtype after the routing weight, and once to the partial's dtype
+after a sum in float32.
 """
 
 from collections.abc import Mapping
@@ -13,19 +15,22 @@ import torch
 from moe.kernels.dtypes import float_number
 from moe.kernels.ffn import FfnSpec
 from moe.kernels.group_ffn import choice
-from moe.kernels.group_ffn.native_backend import NativeGroup
+from moe.kernels.group_ffn.native_backend import NativeGroup, native_w8a8_group
 from moe.kernels.group_ffn.parts_backend import reference_group, torch_group
 from moe.kernels.group_ffn.weights import Expert, QuantisedExpert, plain
 from moe.kernels.native import unavailable as native_unavailable
 from moe.kernels.registry import AUTO, Registry
 from torch import Tensor
 
+W8A8 = "native_w8a8"
+"""The back end that rounds rows, too."""
+
 backends: Registry[choice.Factory] = Registry(
     "group_ffn",
     ("native", "torch"),
-    {"reference": reference_group, "torch": torch_group, "native": NativeGroup},
-    unavailable={"native": native_unavailable},
-    batch_invariant=frozenset({"native", "reference"}),
+    {"reference": reference_group, "torch": torch_group, "native": NativeGroup, W8A8: native_w8a8_group},
+    unavailable={"native": native_unavailable, W8A8: native_unavailable},
+    batch_invariant=frozenset({"native", W8A8, "reference"}),
 )
 
 
@@ -71,7 +76,7 @@ class PackedGroup:
     def entry(self) -> tuple[int, int]:
         """Address of `moe_group_ffn` (csrc/abi.h) and of this group's handle, for callers without the interpreter.
 
-        The group stays in memory until the process ends. Raises ValueError unless the back end is `native`.
+        The group stays in memory until the process ends. Raises ValueError unless the back end is a native one.
         """
         if not isinstance(self._group, NativeGroup):
             raise ValueError(f"entry: back end {self.backend!r} has no C entry; take 'native'")
@@ -114,4 +119,4 @@ def _checked(experts: Mapping[int, Expert], spec: FfnSpec) -> tuple[torch.dtype,
     return dtype, hidden
 
 
-__all__ = ["AUTO", "Expert", "PackedGroup", "QuantisedExpert", "backends"]
+__all__ = ["AUTO", "W8A8", "Expert", "PackedGroup", "QuantisedExpert", "backends"]

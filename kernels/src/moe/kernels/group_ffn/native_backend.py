@@ -20,6 +20,7 @@ assert set(_NUMBERS) == set(ACTIVATIONS)
 class NativeGroup:
     """As moe.kernels.group_ffn.PackedGroup. variant: an instruction set in `native.variants()`, the best one for None.
 
+    round_rows: quantised experts get their rows rounded to bytes (moe.kernels.quantised.round_rows).
     Works with as many threads as torch is set to. Raises NativeError when the library is not there or memory is short.
     """
 
@@ -30,9 +31,11 @@ class NativeGroup:
         tile_rows: int | None = None,
         *,
         variant: str | None = None,
+        round_rows: bool = False,
     ) -> None:
         some = next(iter(experts.values()))
         self._hidden, self._dtype, self._library = some.hidden, some.dtype, library()
+        self._round_rows = round_rows
         self._ids = frozenset(experts)
         formula, handle = _formula(spec, some), c_void_p()
         self._library.call("moe_group_new", variant_number(variant), byref(formula), byref(handle))
@@ -79,7 +82,7 @@ class NativeGroup:
         return address, self._handle.value
 
     def _add(self, expert: int, weights: Expert) -> None:
-        up, down = matrix_struct(weights.up), matrix_struct(weights.down)
+        up, down = (matrix_struct(each, round_rows=self._round_rows) for each in (weights.up, weights.down))
         biases = [None if bias is None else bias.float().contiguous() for bias in (weights.up_bias, weights.down_bias)]
         pointers = [None if bias is None else bias.data_ptr() for bias in biases]
         self._library.call("moe_group_add", self._handle, expert, byref(up), byref(down), *pointers)
@@ -90,6 +93,11 @@ class NativeGroup:
         if foreign:
             return KeyError(foreign[0])
         return ValueError(str(error)) if str(error).startswith("slot_rows") else error
+
+
+def native_w8a8_group(experts: Mapping[int, Expert], spec: FfnSpec, tile_rows: int | None) -> NativeGroup:
+    """The group with rows of quantised experts rounded to bytes: cheaper at many rows, and approximate."""
+    return NativeGroup(experts, spec, tile_rows, round_rows=True)
 
 
 def _formula(spec: FfnSpec, some: Expert) -> FfnStruct:

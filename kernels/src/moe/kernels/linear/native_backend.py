@@ -14,12 +14,15 @@ from torch import Tensor
 class NativeLinear:
     """As moe.kernels.linear.PackedLinear. variant: an instruction set in `native.variants()`, the best one for None.
 
+    round_rows: as in matrix_struct; such products are exact on the rounded rows, on every processor.
     Works with as many threads as torch is set to. Raises NativeError when the library is not there or memory is short.
     """
 
-    def __init__(self, weight: Weight, bias: Tensor | None, *, variant: str | None = None) -> None:
+    def __init__(
+        self, weight: Weight, bias: Tensor | None, *, variant: str | None = None, round_rows: bool = False
+    ) -> None:
         self._library, self._out, handle = library(), weight.shape[0], c_void_p()
-        struct = matrix_struct(weight)
+        struct = matrix_struct(weight, round_rows=round_rows)
         wide = None if bias is None else bias.float().contiguous()
         pointer = None if wide is None else cast(wide.data_ptr(), POINTER(c_float))
         self._library.call("moe_linear_pack", variant_number(variant), byref(struct), pointer, byref(handle))

@@ -6,6 +6,7 @@ ctypes costs a microsecond or two a call, releases the interpreter meanwhile, an
 import ctypes
 import functools
 import os
+import threading
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,16 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
+class _Messages(threading.local):
+    """Where functions of this thread write what went wrong: kept, as making it costs more than a short call."""
+
+    def __init__(self) -> None:
+        self.buffer = ctypes.create_string_buffer(_ERROR_BYTES)
+
+
+_messages = _Messages()
+
+
 class Library:
     """The opened library. Raises NativeError when it can't be opened or is another version's."""
 
@@ -158,7 +169,7 @@ class Library:
 
     def call(self, name: str, *arguments: object) -> None:
         """Calls a function that ends in (error, error_size). Raises NativeError with its message."""
-        message = ctypes.create_string_buffer(_ERROR_BYTES)
+        message = _messages.buffer
         if getattr(self._functions, name)(*arguments, message, _ERROR_BYTES):
             raise NativeError(message.value.decode("utf-8", "replace"))
 

@@ -5,13 +5,13 @@ are resident once. Which kernel runs and why, and the bytes it keeps, are logged
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from moe.expert.weights import GroupWeights
 from moe.kernels.ffn import DEFAULT_TILE_ROWS
-from moe.kernels.group_ffn import AUTO, PackedGroup, backends
+from moe.kernels.group_ffn import AUTO, W8A8, Expert, PackedGroup, QuantisedExpert, backends
 from moe.kernels.registry import UnknownBackendError
 from moe.runtime.errors import StartupError
 
@@ -73,6 +73,11 @@ def pack(weights: GroupWeights, computation: Computation) -> PackedWeights:
     """Packs every layer. Raises StartupError for a back end that is not there or can't run here."""
     computation.check()
     chosen = computation.chosen
+    if chosen == W8A8 and not any(isinstance(each, QuantisedExpert) for each in _experts(weights)):
+        raise StartupError(
+            f"kernel: {W8A8} rounds the rows of 8-bit experts, and none of these is; make a package that has them with "
+            "`moe quantize`, or take native"
+        )
     tile_rows = DEFAULT_TILE_ROWS if computation.deterministic and chosen not in backends.batch_invariant else None
     layers = {
         layer: PackedGroup(experts, weights.spec, backend=chosen, tile_rows=tile_rows)
@@ -87,3 +92,7 @@ def pack(weights: GroupWeights, computation: Computation) -> PackedWeights:
         len(layers),
     )
     return packed
+
+
+def _experts(weights: GroupWeights) -> Iterator[Expert]:
+    return (expert for layer in weights.layers.values() for expert in layer.values())

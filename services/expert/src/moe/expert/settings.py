@@ -26,7 +26,8 @@ class ExpertSettings:
     )
     kernel: str = setting(
         "auto",
-        help="Back end of the experts' kernel: native (C++), torch, reference (slow); auto: the fastest here.",
+        help="Back end of the experts' kernel: native (C++), native_w8a8 (8-bit experts round their rows, too: "
+        "approximate), torch, reference (slow); auto: the fastest exact one here.",
     )
     deterministic: bool = setting(
         False, help="Compute in tiles of one fixed shape, so that a row's bits don't depend on the others; slower."
