@@ -162,6 +162,31 @@ MOE_EXPORT int32_t moe_project(int32_t variant, const moe_projection* projection
                                const int32_t* slots, const int32_t* ends, void* out, int32_t threads, char* error,
                                int64_t error_size);
 
+// A root-mean-square norm of rows; see moe_rms_norm. weight: float [width].
+typedef struct {
+  const float* weight;
+  float epsilon;
+  int32_t round_first;
+} moe_norm;
+
+// The attention half of a decoder layer: norm, projection, attention, output, residual, norm. output: a packed layer.
+typedef struct {
+  moe_projection projection;
+  moe_norm before;
+  moe_norm after;
+  const void* output;
+  int64_t hidden;
+} moe_layer;
+
+// residual [n, hidden] = rows + output(attention(before(rows))); normed [n, hidden] = after(residual), both side by side.
+// Row i's keys are tokens firsts[i] to ends[i] - 1 of slots[i], its own the last. projected [n, the projection's width] and
+// mixed [n, query_heads * value_size] are room for what is between. All are of the cache's dtype.
+MOE_EXPORT int32_t moe_layer_attend(int32_t variant, const moe_layer* layer, const moe_cache* cache,
+                                    const moe_rotary* rotary, const void* rows, int64_t row_stride, int64_t n,
+                                    const int32_t* slots, const int32_t* firsts, const int32_t* ends, void* projected,
+                                    void* mixed, void* residual, void* normed, int32_t threads, char* error,
+                                    int64_t error_size);
+
 // out [n, width], side by side = row / sqrt(mean(row^2) + epsilon) * weight. round_first: the quotient is rounded to the
 // rows' dtype before it is multiplied.
 MOE_EXPORT int32_t moe_rms_norm(int32_t variant, const void* rows, int32_t dtype, int64_t n, int64_t row_stride,

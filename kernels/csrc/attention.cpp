@@ -139,3 +139,29 @@ int32_t moe_rms_norm(int32_t variant, const void* rows, int32_t dtype, int64_t n
   });
   return 0;
 }
+
+int32_t moe_layer_attend(int32_t variant, const moe_layer* layer, const moe_cache* cache, const moe_rotary* rotary,
+                         const void* rows, int64_t row_stride, int64_t n, const int32_t* slots, const int32_t* firsts,
+                         const int32_t* ends, void* projected, void* mixed, void* residual, void* normed,
+                         int32_t threads, char* error, int64_t error_size) {
+  const moe_projection& way = layer->projection;
+  const int64_t hidden = layer->hidden, size = way.head_size, element = size_of(cache->dtype);
+  const int64_t width = (way.query_heads + 2 * way.key_heads) * size, heads = way.query_heads * cache->value_size;
+  const moe_norm &before = layer->before, &after = layer->after;
+  if (moe_rms_norm(variant, rows, cache->dtype, n, row_stride, hidden, before.weight, before.epsilon,
+                   before.round_first, normed, threads, error, error_size) ||
+      moe_project(variant, &way, cache, rotary, normed, hidden, n, slots, ends, projected, threads, error,
+                  error_size) ||
+      moe_attend(variant, cache, projected, width, size, n, slots, firsts, ends, mixed, heads, threads, error,
+                 error_size) ||
+      moe_linear_run(layer->output, mixed, cache->dtype, n, heads, residual, cache->dtype, hidden, threads, error,
+                     error_size))
+    return 1;
+  const Variant& chosen = variant_at(variant);
+  for (int64_t row = 0; row < n; ++row) {
+    char* sum = static_cast<char*>(residual) + row * hidden * element;
+    chosen.add(static_cast<const char*>(rows) + row * row_stride * element, sum, cache->dtype, hidden, sum);
+  }
+  return moe_rms_norm(variant, residual, cache->dtype, n, hidden, hidden, after.weight, after.epsilon,
+                      after.round_first, normed, threads, error, error_size);
+}

@@ -220,6 +220,18 @@ static void rms_norm(const void* from, int32_t dtype, const float* weight, int64
   rms_norm_of<Float16>(from, weight, width, epsilon, round_first, to);
 }
 
+template <class Element>
+static void add_of(const typename Element::Bits* a, const typename Element::Bits* b, int64_t count,
+                   typename Element::Bits* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = Element::narrow(Element::widen(a[i]) + Element::widen(b[i]));
+}
+
+static void add(const void* a, const void* b, int32_t dtype, int64_t count, void* out) {
+  if (dtype == MOE_FLOAT32) return add_of<Float32>((const float*)a, (const float*)b, count, (float*)out);
+  if (dtype == MOE_BFLOAT16) return add_of<BFloat16>((const uint16_t*)a, (const uint16_t*)b, count, (uint16_t*)out);
+  add_of<Float16>((const uint16_t*)a, (const uint16_t*)b, count, (uint16_t*)out);
+}
+
 // Rounded where torch's operators round: two products, then their sum.
 template <class Element>
 static void rotate_of(typename Element::Bits* head, const typename Element::Bits* cos,

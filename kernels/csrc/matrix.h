@@ -130,6 +130,9 @@ struct Variant {
   void (*rms_norm)(const void* from, int32_t dtype, const float* weight, int64_t width, float epsilon, bool round_first,
                    void* to);
 
+  // out = a + b, rounded once.
+  void (*add)(const void* a, const void* b, int32_t dtype, int64_t count, void* out);
+
   // One head in place: its first 2 * half elements turned by the angles of a position (Su et al., RoFormer, section 3.2),
   // element i with element i + half. cos and sin of the second half's are `second` elements after the first's.
   void (*rotate)(void* head, int32_t dtype, const void* cos, const void* sin, int64_t half, int64_t second);

@@ -148,6 +148,6 @@ static void finish(const float* sums, int64_t sums_stride, const float* bias, in
 
 extern const Variant variant;
 const Variant variant = {MOE_NAME(MOE_VARIANT), kPanel, kTileRows, depth, tiles, pack, gather, product,
-                         finish,                activate, combine,    attention_scratch, attend, rms_norm, rotate};
+                         finish,                activate, combine,    attention_scratch, attend, rms_norm, add, rotate};
 
 }  // namespace MOE_VARIANT

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from moe.kernels.attention import KeyRanges, SlotAttention
+from moe.kernels.attention.half_layer import HalfLayer
 from moe.kernels.attention.projection import HeadNorms, Projection, Rotary
 from moe.kernels.linear import PackedLinear
 from moe.kernels.rms_norm import RmsNorm
@@ -83,6 +84,41 @@ def test_the_call_gives_the_bits_of_the_operators_it_joins(angles, halves, norms
     slots, tokens = stage.ranges.slots.long(), stage.ranges.ends.long() - 1
     assert torch.equal(stage.keys[slots, :, tokens], key)
     assert torch.equal(stage.values[slots, :, tokens], value)
+
+
+def half_layer(stage: Stage, seed: int = 7) -> tuple[HalfLayer, RmsNorm, PackedLinear, RmsNorm]:
+    before, after = (RmsNorm(drawn(WIDTH, seed=seed + i), 1e-5, round_first=bool(i)) for i in range(2))
+    output = PackedLinear(drawn(WIDTH, HEADS * SIZE, dtype=stage.dtype, seed=seed + 2), backend="native")
+    projection = Projection(stage.qkv, query_heads=HEADS, key_heads=KEY_HEADS, head_size=SIZE)
+    return HalfLayer(before, projection, output, after), before, output, after
+
+
+@pytest.mark.parametrize("sunk", [False, True], ids=["plain", "sinks"])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_half_a_layer_gives_the_bits_of_its_steps(dtype, sunk):
+    sinks = drawn(HEADS, seed=6) if sunk else None
+    stage, other = Stage(dtype, SIZE), Stage(dtype, SIZE)
+    half, before, output, after = half_layer(stage)
+    rotary = Rotary(stage.cos, stage.sin, halves=False)
+    residual, normed = half(stage.attention.run, stage.rows, rotary, stage.ranges, scale=0.25, sinks=sinks)
+    rows, other.rows = other.rows, before(other.rows)
+    query = other.project()[:, : HEADS * SIZE].view(5, HEADS, SIZE)
+    mixed = other.attention(query, other.ranges, scale=0.25, sinks=sinks)
+    want = rows + output(mixed.flatten(1))
+    assert torch.equal(residual, want)
+    assert torch.equal(normed, after(want))
+    assert torch.equal(stage.keys, other.keys)
+
+
+def test_a_half_layer_of_other_widths_is_refused():
+    stage = Stage(torch.float32, SIZE)
+    _, before, output, after = half_layer(stage)
+    projection = Projection(stage.qkv, query_heads=HEADS, key_heads=KEY_HEADS, head_size=SIZE)
+    with pytest.raises(ValueError, match="output: runs torch, want native"):
+        HalfLayer(before, projection, PackedLinear(drawn(WIDTH, 64), backend="torch"), after)
+    wide = RmsNorm(torch.ones(WIDTH + 1), 1e-5, round_first=True)
+    with pytest.raises(ValueError, match=r"norms and output: got \[25, 24, 24\], want 24"):
+        HalfLayer(wide, projection, output, after)
 
 
 def test_a_row_has_the_same_bits_alone_and_among_others():

@@ -7,6 +7,7 @@ import torch
 from moe.kernels.attention import backends
 from moe.kernels.rms_norm import RmsNorm
 from moe.models.backbone import TransformersBackbone, UnsupportedBackboneError, load_backbone
+from moe.models.backbone.native_layers import PlainLayer
 from moe.models.backbone.native_projection import PlainAttention
 from moe.models.contract import PackedBatch, Segment
 from support.families import FAMILIES, family_config, write_checkpoint
@@ -49,6 +50,15 @@ def test_the_families_that_are_that_sequence_are_taken_over_and_no_others(family
     backbone = load_backbone(checkpoint, linear_kernel="native")
     layers = len(backbone.geometry.attention) if family in TAKEN_OVER else 0
     assert owners(backbone, PlainAttention) == layers
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_whole_layers_are_taken_over_where_norms_are_root_mean_squares(family: str, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(family, tmp_path / "checkpoint", dtype=torch.bfloat16)
+    backbone = load_backbone(checkpoint, linear_kernel="native")
+    # Granite scales its residuals, and PhiMoE's norms are LayerNorm.
+    layers = len(backbone.geometry.attention) if family in TAKEN_OVER - {"granitemoe", "phimoe"} else 0
+    assert owners(backbone, PlainLayer) == layers
 
 
 def test_a_family_that_clips_its_projections_keeps_its_own_attention(tmp_path: Path) -> None:

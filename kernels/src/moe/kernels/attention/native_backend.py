@@ -42,13 +42,11 @@ class NativeAttention:
 
     def __call__(self, query: Tensor, ranges: KeyRanges, scale: float, sinks: Tensor | None) -> Tensor:
         """[n, query heads, size] to [n, query heads, v]."""
-        if sinks is not self._sinks:
-            self._take_sinks(sinks)
+        self.prepare(scale, sinks)
         if query.stride(2) != 1:
             query = query.contiguous()
         n, heads, _ = query.shape
         out = torch.empty(n, heads, self._value_size, dtype=query.dtype)
-        self._cache.scale = scale
         self._library.call(
             "moe_attend",
             self._variant,
@@ -66,8 +64,11 @@ class NativeAttention:
         )
         return out
 
-    def _take_sinks(self, sinks: Tensor | None) -> None:
-        """A layer's sinks are the same tensor at each call."""
+    def prepare(self, scale: float, sinks: Tensor | None) -> None:
+        """Writes what a layer gives its calls into the cache's description; its sinks are always the same tensor."""
+        self._cache.scale = scale
+        if sinks is self._sinks:
+            return
         self._sinks = sinks
         self._wide_sinks = None if sinks is None else sinks.detach().float().contiguous()
         self._cache.sinks = None if self._wide_sinks is None else self._wide_sinks.data_ptr()

@@ -51,6 +51,7 @@ class Rotary:
 
 class Projection:
     """qkv: a packed layer of back end `native`, whose output is the query heads, then the key and the value heads.
+    struct: for kernels/csrc.
 
     Raises ValueError for another back end and for sizes that don't fit.
     """
@@ -61,6 +62,7 @@ class Projection:
         layer = qkv.layer
         if not isinstance(layer, NativeLinear):
             raise ValueError(f"qkv: runs {qkv.backend}, want native")
+        self.columns = qkv.columns
         self.width = (query_heads + 2 * key_heads) * head_size
         if qkv.out != self.width:
             raise ValueError(f"qkv: has {qkv.out} outputs, want {self.width} for {query_heads} + 2 * {key_heads} heads")
@@ -75,7 +77,7 @@ class Projection:
             struct.query_norm, struct.key_norm = self._norms.query.data_ptr(), self._norms.key.data_ptr()
             struct.epsilon, struct.whole_norm = self._norms.epsilon, int(whole)
             struct.round_first = int(self._norms.round_first)
-        self._struct = struct
+        self.struct, self.query_heads, self.head_size = struct, query_heads, head_size
         self._pointer = byref(struct)
 
     def __call__(self, attention: NativeAttention, rows: Tensor, rotary: Rotary, ranges: KeyRanges) -> Tensor:

@@ -93,6 +93,24 @@ class ProjectionStruct(ctypes.Structure):
     )
 
 
+class NormStruct(ctypes.Structure):
+    """moe_norm: a root-mean-square norm of rows."""
+
+    _fields_ = (("weight", c_void_p), ("epsilon", c_float), ("round_first", c_int32))
+
+
+class LayerStruct(ctypes.Structure):
+    """moe_layer: the attention half of a decoder layer."""
+
+    _fields_ = (
+        ("projection", ProjectionStruct),
+        ("before", NormStruct),
+        ("after", NormStruct),
+        ("output", c_void_p),
+        ("hidden", c_int64),
+    )
+
+
 class RotaryStruct(ctypes.Structure):
     """moe_rotary: the angles of each row's position."""
 
@@ -113,6 +131,8 @@ _ATTEND = (c_int32, POINTER(CacheStruct), c_void_p, c_int64, c_int64, c_int64, *
 _STORE = (POINTER(CacheStruct), *(c_void_p, c_int64, c_int64) * 2, c_int64, c_void_p, c_void_p)
 _WAY = (c_int32, POINTER(ProjectionStruct), POINTER(CacheStruct), POINTER(RotaryStruct), c_void_p, c_int64, c_int64)
 _PROJECT = (*_WAY, *(c_void_p,) * 3, c_int32)
+_THROUGH = (c_int32, POINTER(LayerStruct), POINTER(CacheStruct), POINTER(RotaryStruct), c_void_p, c_int64, c_int64)
+_LAYER = (*_THROUGH, *(c_void_p,) * 7, c_int32)
 _NORM = (c_int32, c_void_p, c_int32, c_int64, c_int64, c_int64, c_void_p, c_float, c_int32, c_void_p, c_int32)
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "moe_kernels_abi": (c_int32, ()),
@@ -131,6 +151,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "moe_attend": (c_int32, (*_ATTEND, *_ERROR)),
     "moe_store": (c_int32, (*_STORE, *_ERROR)),
     "moe_project": (c_int32, (*_PROJECT, *_ERROR)),
+    "moe_layer_attend": (c_int32, (*_LAYER, *_ERROR)),
     "moe_rms_norm": (c_int32, (*_NORM, *_ERROR)),
     "moe_group_ffn": (c_int32, (*_GROUP[:2], *_GROUP[3:], *_ERROR)),
 }

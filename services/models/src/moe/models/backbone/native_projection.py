@@ -77,14 +77,14 @@ def _norms(modules: list[Any]) -> HeadNorms | None:
 
 
 class PlainAttention:
-    """The forward of one attention module."""
+    """The forward of one attention module. scale, sinks: of its attention; halves: see Rotary."""
 
     def __init__(self, module: Any, projection: Projection, output: PackedLinear, query_heads: int) -> None:
-        self._plain, self._layer = module.forward, int(module.layer_idx)
-        self._projection, self._output = projection, output
+        self._plain, self.layer = module.forward, int(module.layer_idx)
+        self.projection, self.output = projection, output
         self._heads, self._size = query_heads, int(module.head_dim)
-        self._scale, self._sinks = float(module.scaling), getattr(module, "sinks", None)
-        self._halves = type(module).__name__ in ONE_ANGLE_FOR_BOTH
+        self.scale, self.sinks = float(module.scaling), getattr(module, "sinks", None)
+        self.halves = type(module).__name__ in ONE_ANGLE_FOR_BOTH
 
     def forward(
         self,
@@ -95,7 +95,7 @@ class PlainAttention:
         **others: Any,
     ) -> tuple[Tensor, None]:
         """As the module's own, which goes on outside of steps, among padding, and where angles have another dtype."""
-        kernel = cache.kernel(self._layer) if isinstance(cache, StepCache) else None
+        kernel = cache.kernel(self.layer) if isinstance(cache, StepCache) else None
         if kernel is None or position_embeddings is None or position_embeddings[0].dtype != hidden_states.dtype:
             plain: tuple[Tensor, None] = self._plain(
                 hidden_states,
@@ -106,8 +106,8 @@ class PlainAttention:
             )
             return plain
         rows = hidden_states[0]
-        rotary = cache.rotary(*position_embeddings, halves=self._halves)
-        made = self._projection(kernel, rows, rotary, cache.ranges(self._layer))
+        rotary = cache.rotary(*position_embeddings, halves=self.halves)
+        made = self.projection(kernel, rows, rotary, cache.ranges(self.layer))
         query = made[:, : self._heads * self._size].view(-1, self._heads, self._size)
-        mixed: Tensor = cache.attend_rows(self._layer, query, self._scale, self._sinks)
-        return self._output(mixed.view(rows.shape[0], -1))[None], None
+        mixed: Tensor = cache.attend_rows(self.layer, query, self.scale, self.sinks)
+        return self.output(mixed.view(rows.shape[0], -1))[None], None

@@ -56,6 +56,13 @@ class StepCache:
             return None
         return found.run if isinstance(found.run, NativeAttention) else None
 
+    def native_way(self, layer: int) -> tuple[NativeAttention, KeyRanges] | None:
+        """What attends in a layer and the keys that each row sees, where all rows go native alike."""
+        kernel = self.kernel(layer)
+        if kernel is None or self._native_plan(layer).rows is not None:
+            return None
+        return kernel, self.ranges(layer)
+
     def ranges(self, layer: int) -> KeyRanges:
         """The keys that each row sees in a layer."""
         return self.rows.ranges(self.slots.geometry.attention[layer].visibility)
@@ -98,13 +105,16 @@ class StepCache:
 
     def attend_rows(self, layer: int, query: Tensor, scale: float, sinks: Tensor | None) -> Tensor:
         """The same by moe.kernels, for queries [rows, query heads, size] of real rows; gives [rows, query heads, v]."""
+        latent = self._latents.get(layer)
+        return attend_native(self._native_plan(layer), self.slots, layer, query, latent, scale=scale, sinks=sinks)
+
+    def _native_plan(self, layer: int) -> NativePlan:
         facts = self.slots.geometry.attention[layer]
         plan = self._native.get(facts.visibility)
         if plan is None:
             plan = plan_native(self.rows, facts.visibility, facts.dtype, whole=self._mode is not None)
             self._native[facts.visibility] = plan
-        latent = self._latents[layer] if facts.latent else None
-        return attend_native(plan, self.slots, layer, query, latent, scale=scale, sinks=sinks)
+        return plan
 
     def _attend_tiled(self, layer: int, query: Tensor, scale: float, sinks: Tensor | None) -> Tensor:
         facts = self.slots.geometry.attention[layer]
