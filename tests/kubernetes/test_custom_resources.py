@@ -51,6 +51,14 @@ WRONG_MODELS = {
     "a claim's name": ({"package": {"claim": "Not A Name"}}, "spec.package.claim: Invalid value"),
     "a path upwards": ({"package": {"claim": "models", "subPath": "../etc"}}, "spec.package.subPath: Invalid value"),
     "an absolute path": ({"package": {"claim": "models", "subPath": "/etc"}}, "spec.package.subPath: Invalid value"),
+    "a source without a folder": (
+        {"package": {"claim": "models", "source": "demo"}},
+        "a folder of its own; set subPath",
+    ),
+    "a conversion of nothing": (
+        {"package": {"claim": "models", "conversion": {"limits": {"cpu": "1"}}}},
+        "without source leave it out",
+    ),
     "an unknown field": ({"autoscaling": {}}, 'unknown field "autoscaling"'),
     "a field of later": ({"experts": {"canary": {}}}, 'unknown field "canary"'),
     "no experts in a pod": ({"experts": {"perPod": 0}}, "spec.experts.perPod.*greater than or equal to 1"),
