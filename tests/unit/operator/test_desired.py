@@ -201,6 +201,12 @@ def test_what_somebody_changed_is_put_right_and_what_they_added_is_left():
     assert world.settle() == ["apply Deployment demo-000"]
 
 
+def test_an_experts_deployment_that_was_scaled_by_hand_follows_its_moeexpert_again():
+    world = running(experts={"replicas": 0})
+    world.objects[Ref("Deployment", "demo-001")]["spec"]["replicas"] = 3
+    assert world.settle() == ["apply Deployment demo-001"]
+
+
 def test_an_amount_written_otherwise_by_the_api_server_is_no_change():
     world = running(experts={"resources": {"limits": {"cpu": "1000m", "memory": "0.5Gi"}}})
     limits = world.objects[Ref("Deployment", "demo-000")]["spec"]["template"]["spec"]["containers"][0]["resources"]

@@ -34,8 +34,7 @@ def covers(found: Any, wished: Any) -> bool:
     """Whether all that is wished is there. Amounts are compared as numbers: `1000m` is `1`."""
     if isinstance(wished, Mapping):
         return isinstance(found, Mapping) and all(
-            (key in found and covers(found[key], value)) or value in ({}, [], "", None, False)
-            for key, value in wished.items()
+            covers(found[key], value) if key in found else _is_nothing(value) for key, value in wished.items()
         )
     if isinstance(wished, list):
         return (
@@ -72,6 +71,11 @@ def slim(body: Mapping[str, Any]) -> Manifest:
         if "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})
     ]
     return {**body, "metadata": {**body["metadata"], "managedFields": managed}}
+
+
+def _is_nothing(value: Any) -> bool:
+    """Whether the API server leaves the field out; a number it keeps, 0 too."""
+    return value is None or value is False or (not isinstance(value, int) and not value)
 
 
 def _same_amount(found: Any, wished: Any) -> bool:

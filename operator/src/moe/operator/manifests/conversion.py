@@ -55,6 +55,15 @@ def conversion(model: ModelContext) -> Manifest:
         "metadata": metadata(model, conversion_name(model.name), "conversion", model.owner),
         "spec": {
             "backoffLimit": _TRIES,
+            # what `moe convert` refuses it refuses again; a pod that was killed is another matter
+            "podFailurePolicy": {
+                "rules": [
+                    {
+                        "action": "FailJob",
+                        "onExitCodes": {"containerName": "conversion", "operator": "In", "values": [1, 2]},
+                    }
+                ]
+            },
             "ttlSecondsAfterFinished": _AGAIN_S,
             "template": {"metadata": {"labels": labels(model.name, "conversion")}, "spec": spec},
         },
