@@ -81,6 +81,15 @@ class SmallWorld:
         """The inspection's pod has ended."""
         state = {"terminated": {"exitCode": code, "message": message}}
         self.add_pod("demo-package-x", "package", state=state)
+        template = self.objects[Ref("Job", "demo-package")]["spec"]["template"]
+        self.pods[-1]["metadata"]["annotations"] = dict(template["metadata"]["annotations"])
+
+    def converted(self, *, failed: str = "") -> None:
+        """The conversion's Job has ended."""
+        kind = "Failed" if failed else "Complete"
+        self.objects[Ref("Job", "demo-conversion")]["status"] = {"conditions": [{"type": kind, "status": "True"}]}
+        if failed:
+            self.add_pod("demo-conversion-x", "conversion", state={"terminated": {"exitCode": 2, "message": failed}})
 
     def add_pod(
         self, name: str, component: str, group: str = "", *, conditions: tuple[Body, ...] = (), **status: Any
@@ -122,8 +131,10 @@ class SmallWorld:
         old = self.objects.get(ref)
         if old is None:
             manifest["metadata"] |= {"uid": f"{ref}-uid", "generation": 1}
-            if ref.kind in ("Deployment", "MoEExpert"):
-                manifest["spec"].setdefault("replicas", 1)
+            if "replicas" in manifest.get("spec", {}):
+                manifest["metadata"]["managedFields"] = [_owner("moe-operator")]
+            elif ref.kind in ("Deployment", "MoEExpert"):
+                manifest["spec"]["replicas"] = 1
             self.objects[ref] = manifest
             return
         kept = old.get("spec", {}).get("replicas")

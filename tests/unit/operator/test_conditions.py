@@ -57,6 +57,18 @@ def test_an_inspection_that_was_deleted_has_found_nothing():
     assert words(world.say())["PackageReady"] == ("Unknown", "Inspecting")
 
 
+def test_a_conversion_is_told_and_its_failure_with_its_last_words():
+    world = SmallWorld(package={"claim": "models", "subPath": "demo", "source": "checkpoints/tiny"})
+    world.settle()
+    world.inspected(code=2, message="there is no manifest.json")
+    world.settle()
+    assert words(world.say())["PackageReady"] == ("Unknown", "Converting")
+    world.converted(failed="moe: error: checkpoints/tiny has no config.json")
+    said = world.say()
+    assert words(said)["Degraded"] == ("True", "ConversionFailed")
+    assert "checkpoints/tiny can't be converted: moe: error: checkpoints/tiny has no config.json" in said["Degraded"][2]
+
+
 def test_a_package_that_was_put_right_is_served():
     world = SmallWorld()
     world.settle()

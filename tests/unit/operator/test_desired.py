@@ -3,7 +3,7 @@
 from copy import deepcopy
 
 import pytest
-from moe.operator.kinds import Ref
+from moe.operator.kinds import Ref, ref_of
 from support.small_world import FACTS, SmallWorld
 
 
@@ -32,6 +32,41 @@ def test_an_inspection_with_another_image_replaces_the_one_that_could_not_run():
     world.settle()
     world.wish(image="registry/moe:1")
     assert world.settle() == ["delete Job demo-package", "apply Job demo-package"]
+
+
+SOURCED = {"package": {"claim": "models", "subPath": "demo", "source": "checkpoints/tiny"}}
+
+
+def test_a_source_is_converted_only_where_no_package_is():
+    world = SmallWorld(**SOURCED)
+    world.settle()
+    assert world.refs("Job") == ["demo-package"]
+    world.inspected()
+    world.settle()
+    assert "demo-conversion" not in world.refs("Job")
+
+
+def test_a_source_becomes_a_package_that_is_then_read_and_served():
+    world = SmallWorld(**SOURCED)
+    world.settle()
+    world.inspected(code=2, message="there is no manifest.json")
+    assert world.settle() == ["apply Job demo-conversion"]
+    world.converted()
+    assert world.settle() == ["delete Job demo-package", "apply Job demo-package"]
+    assert world.refs("MoEExpert") == []
+    world.inspected()
+    world.settle()
+    assert len(world.refs("MoEExpert")) == 4
+
+
+def test_what_an_inspection_found_before_the_conversion_does_not_start_another():
+    world = SmallWorld(**SOURCED)
+    world.settle()
+    world.inspected(code=2, message="there is no manifest.json")
+    world.settle()
+    world.converted()
+    world.settle()
+    assert world.settle() == []
 
 
 def test_once_the_package_is_known_each_expert_gets_a_moeexpert_and_then_its_workload():
@@ -107,6 +142,12 @@ def test_replicas_are_claimed_even_where_the_default_is_right_so_that_it_shows_w
     assert "scale MoEExpert demo-000 to 1" in world.settle()
 
 
+def test_not_even_for_a_moment_a_router_runs_that_nobody_wished():
+    world = SmallWorld(facts=FACTS, router={"replicas": 0})
+    made = {ref_of(manifest): manifest for manifest, _ in world.decide().apply}
+    assert made[Ref("Deployment", "demo-router")]["spec"]["replicas"] == 0
+
+
 def test_experts_may_start_with_no_replica_at_all():
     world = running(experts={"replicas": 0})
     assert world.objects[Ref("Deployment", "demo-000")]["spec"]["replicas"] == 0
@@ -158,6 +199,12 @@ def test_what_somebody_changed_is_put_right_and_what_they_added_is_left():
     assert not world.decide()
     deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1
     assert world.settle() == ["apply Deployment demo-000"]
+
+
+def test_an_experts_deployment_that_was_scaled_by_hand_follows_its_moeexpert_again():
+    world = running(experts={"replicas": 0})
+    world.objects[Ref("Deployment", "demo-001")]["spec"]["replicas"] = 3
+    assert world.settle() == ["apply Deployment demo-001"]
 
 
 def test_an_amount_written_otherwise_by_the_api_server_is_no_change():

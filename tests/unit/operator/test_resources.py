@@ -1,6 +1,7 @@
 """The custom resources' schema: complete, bounded, fresh, and without a field that does nothing."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,15 +107,18 @@ TOLERATED_OTHERWISE = {
 }
 
 
+SOURCED = {"package": {"claim": "models", "subPath": "demo", "source": "checkpoints/tiny"}}
+AMOUNTS = {
+    "requests.cpu": {"requests": {"cpu": "2"}},
+    "requests.memory": {"requests": {"memory": "1Gi"}},
+    "limits.cpu": {"limits": {"cpu": "2"}},
+    "limits.memory": {"limits": {"memory": "1Gi"}},
+}
+
+
 def placed(component, **more):
     """Wishes that place a component's pods, by the path that they change."""
-    resources = {
-        "requests.cpu": {"requests": {"cpu": "2"}},
-        "requests.memory": {"requests": {"memory": "1Gi"}},
-        "limits.cpu": {"limits": {"cpu": "2"}},
-        "limits.memory": {"limits": {"memory": "1Gi"}},
-    }
-    found = {f"{component}.resources.{path}": {"resources": value} for path, value in resources.items()}
+    found = {f"{component}.resources.{path}": {"resources": value} for path, value in AMOUNTS.items()}
     found |= {
         f"{component}.nodeSelector": {"nodeSelector": {"disk": "fast"}},
         f"{component}.priorityClassName": {"priorityClassName": "high"},
@@ -128,6 +132,8 @@ def placed(component, **more):
 CHANGES = {
     "package.claim": {"package": {"claim": "others"}},
     "package.subPath": {"package": {"claim": "models", "subPath": "demo"}},
+    "package.source": SOURCED,
+    **{f"package.conversion.{at}": {"package": {**SOURCED["package"], "conversion": v}} for at, v in AMOUNTS.items()},
     "image": {**BASE, "image": "registry/moe:2"},
     "imagePullPolicy": {**BASE, "imagePullPolicy": "Always"},
     "imagePullSecrets": {**BASE, "imagePullSecrets": ["pull"]},
@@ -159,6 +165,12 @@ def rendered(spec):
     world.model["spec"] = spec
     world.settle()
     wanted = desired(world.observed, IMAGE)
+    unread = SmallWorld()
+    unread.model["spec"] = spec
+    unread.settle()
+    unread.inspected(code=2, message="there is no manifest.json")
+    unread.settle()
+    wanted = replace(wanted, objects=(*wanted.objects, *unread.objects.values()))
     watched = wishes_of({"spec": spec})  # what routers read of the MoEModel themselves
     return json.dumps([sorted(map(str, wanted.objects)), sorted(map(str, wanted.replicas.items())), str(watched)])
 
@@ -171,4 +183,6 @@ def test_the_table_of_effects_has_every_field_and_no_other():
 def test_a_field_that_is_accepted_changes_something_that_is_made(path):
     component, inside, _ = path.partition(".tolerations[]")
     base = {**BASE, component: {"tolerations": [TOLERATED]}} if inside else BASE
+    if path.startswith("package.conversion"):
+        base = SOURCED
     assert rendered(CHANGES[path]) != rendered(base)

@@ -22,7 +22,16 @@ from moe.operator.naming import (
     selector,
     service_name,
 )
-from moe.operator.observed import Body, Observed, Rollout, expert_spec, inspection_of, owned_by, pod_problem
+from moe.operator.observed import (
+    Body,
+    Observed,
+    Rollout,
+    conversion_of,
+    expert_spec,
+    inspection_of,
+    owned_by,
+    pod_problem,
+)
 from moe.operator.resources import Condition, ExpertStatus, ModelStatus, PackageFacts, read
 
 Answer = Literal["True", "False", "Unknown"]
@@ -157,7 +166,15 @@ def _package(observed: Observed, wanted: Desired) -> Condition:
             "ClaimMissing",
             f"there is no PersistentVolumeClaim {claim} in this namespace; make it, or a MoEModel that names another",
         )
+    converted = conversion_of(observed)
+    if converted.fault:
+        text = f"{observed.spec.package.source} can't be converted: {converted.fault}. It is tried again in ten minutes"
+        return _condition("PackageReady", "False", "ConversionFailed", text)
     fault = inspection_of(observed).fault
+    if observed.spec.package.source and not converted.done and (converted.uid or fault):
+        problems = _problems(observed, "conversion")
+        text = _with_problems(f"a Job converts {observed.spec.package.source} into claim {claim}", problems)
+        return _condition("PackageReady", "Unknown", "Converting", text)
     if fault:
         text = f"the package on claim {claim} can't be served: {fault}. It is looked at again every minute"
         return _condition("PackageReady", "False", "PackageUnusable", text)

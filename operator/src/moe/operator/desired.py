@@ -16,13 +16,14 @@ from moe.operator.manifests import (
     ModelContext,
     access,
     aggregator,
+    conversion,
     expert_group,
     inspection,
     router,
 )
 from moe.operator.manifests.context import metadata
 from moe.operator.naming import API_VERSION, EXPERT_KIND, aggregator_name, router_name
-from moe.operator.observed import Body, Observed, expert_spec, inspection_of, owned_by
+from moe.operator.observed import Body, Observed, conversion_of, expert_spec, inspection_of, owned_by
 from moe.operator.planner import GroupPlan, ModelFacts, Placement, PlanError, Wishes, plan
 from moe.operator.resources import ModelSpec, PackageFacts
 
@@ -60,8 +61,7 @@ def desired(observed: Observed, image: str) -> Desired:
     facts = observed.status.package or inspection_of(observed).facts
     model = ModelContext(observed.name, _namespace(observed), observed.uid, spec, spec.image or image, facts)
     if facts is None:
-        jobs = (inspection(model),) if observed.claim is not None else ()
-        return Desired((*access(model), *jobs), {})
+        return Desired((*access(model), *_package_jobs(observed, model)), {})
     try:
         groups = groups_of(model.name, spec, facts)
     except PlanError as error:
@@ -75,6 +75,19 @@ def desired(observed: Observed, image: str) -> Desired:
     if spec.aggregator.placement == "own":
         replicas[Ref("Deployment", aggregator_name(model.name))] = spec.aggregator.replicas
     return Desired(tuple(objects), replicas, groups, facts)
+
+
+def _package_jobs(observed: Observed, model: ModelContext) -> tuple[Manifest, ...]:
+    """What finds out about the package: an inspection; where that finds none and there is a source, a conversion, and
+    once that is done another inspection."""
+    if observed.claim is None:
+        return ()
+    converted, found = conversion_of(observed), inspection_of(observed)
+    if converted.done:
+        return conversion(model), inspection(model, converted.uid)
+    if model.spec.package.source and (converted.uid or found.fault):
+        return (conversion(model),)
+    return (inspection(model),)
 
 
 def groups_of(name: str, spec: ModelSpec, facts: PackageFacts) -> tuple[GroupPlan, ...]:
@@ -103,14 +116,21 @@ def actions(observed: Observed, wanted: Desired) -> Actions:
         found = observed.objects.get(ref)
         if not differs(manifest, found):
             continue
-        if found is None or ref.kind != "Job":
-            apply.append((manifest, found is not None and _ours(observed, ref)))
+        if found is None:
+            apply.append((_born(manifest, wanted.replicas.get(ref)), False))
+        elif ref.kind != "Job":
+            apply.append((manifest, _ours(observed, ref)))
         elif _ours(observed, ref):
             stale.append(ref)  # a Job's pods can't be changed: another one comes once it is gone
     scale = [
         (ref, count) for ref, count in wanted.replicas.items() if _has_to_be_scaled(observed.objects.get(ref), count)
     ]
     return Actions(tuple(apply), tuple(scale), (*stale, *_leftovers(observed, wanted)))
+
+
+def _born(manifest: Manifest, replicas: int | None) -> Manifest:
+    """A manifest of what is not there yet: with its replicas, so that not even for a moment it has the default's."""
+    return manifest if replicas is None else {**manifest, "spec": {**manifest["spec"], "replicas": replicas}}
 
 
 def _has_to_be_scaled(found: Body | None, count: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from moe.operator.amounts import amount
 from moe.operator.manifests import Manifest
-from moe.operator.naming import DIGEST_ANNOTATION, REPLICAS_MANAGER
+from moe.operator.naming import DIGEST_ANNOTATION, FIELD_MANAGER, REPLICAS_MANAGER
 
 
 def digest(manifest: Manifest) -> str:
@@ -34,8 +34,7 @@ def covers(found: Any, wished: Any) -> bool:
     """Whether all that is wished is there. Amounts are compared as numbers: `1000m` is `1`."""
     if isinstance(wished, Mapping):
         return isinstance(found, Mapping) and all(
-            (key in found and covers(found[key], value)) or value in ({}, [], "", None, False)
-            for key, value in wished.items()
+            covers(found[key], value) if key in found else _is_nothing(value) for key, value in wished.items()
         )
     if isinstance(wished, list):
         return (
@@ -48,15 +47,19 @@ def covers(found: Any, wished: Any) -> bool:
 
 def replicas_are_ours(found: Mapping[str, Any]) -> bool:
     """Whether nobody but the operator has set `spec.replicas` of an object (slimmed by `slim`)."""
-    return _owners(found) <= {REPLICAS_MANAGER}
+    return replica_owners(found) <= {REPLICAS_MANAGER, FIELD_MANAGER}
 
 
 def replicas_are_claimed(found: Mapping[str, Any]) -> bool:
-    """Whether anybody has. While a default is nobody's, Kubernetes does not note who scales it: so it is claimed."""
-    return bool(_owners(found))
+    """Whether anybody owns them beside the manager that made the object, who will let go of them.
+
+    While a default is nobody's, Kubernetes does not note who scales it: so it is claimed.
+    """
+    return bool(replica_owners(found) - {FIELD_MANAGER})
 
 
-def _owners(found: Mapping[str, Any]) -> set[str]:
+def replica_owners(found: Mapping[str, Any]) -> set[str]:
+    """Field managers that own `spec.replicas`."""
     return {str(entry.get("manager")) for entry in found["metadata"].get("managedFields", ())}
 
 
@@ -68,6 +71,11 @@ def slim(body: Mapping[str, Any]) -> Manifest:
         if "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})
     ]
     return {**body, "metadata": {**body["metadata"], "managedFields": managed}}
+
+
+def _is_nothing(value: Any) -> bool:
+    """Whether the API server leaves the field out; a number it keeps, 0 too."""
+    return value is None or value is False or (not isinstance(value, int) and not value)
 
 
 def _same_amount(found: Any, wished: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from moe.operator.cluster import Cluster, ClusterError
 from moe.operator.conditions import Transition
 from moe.operator.desired import Actions
+from moe.operator.difference import replica_owners
 from moe.operator.kinds import EVENT, Ref, kind_named, ref_of
 from moe.operator.manifests import Manifest
 from moe.operator.metrics import EVENTS, WRITES
@@ -44,7 +45,7 @@ class Executor:
         for wave in waves:
             chosen = [each for each in actions.apply if kind_named(each[0]["kind"]).wave == wave]
             await self._all([self._apply(manifest, known, refused) for manifest, known in chosen])
-        await self._all([self._scale(ref, count, namespace, refused) for ref, count in actions.scale])
+        await self._all([self._scale(ref, count, namespace, bodies.get(ref), refused) for ref, count in actions.scale])
         await self._all([self._delete(ref, namespace, bodies[ref]) for ref in actions.delete])
         return refused
 
@@ -105,18 +106,24 @@ class Executor:
         WRITES.labels("apply", kind.name).inc()
         self._remember(body)
 
-    async def _scale(self, ref: Ref, count: int, namespace: str, refused: dict[Ref, str]) -> None:
-        """Without force: whoever has scaled meanwhile keeps the number."""
+    async def _scale(
+        self, ref: Ref, count: int, namespace: str, body: Mapping[str, Any] | None, refused: dict[Ref, str]
+    ) -> None:
+        """Whoever has scaled meanwhile keeps the number: without force, or, where the number is still co-owned by the
+        manager that made the object, only if the object is as it was seen."""
         if ref in refused:
             return
         kind = kind_named(ref.kind)
         names = {"name": ref.name, "namespace": namespace}
+        force = body is not None and FIELD_MANAGER in replica_owners(body)
+        if body is not None and force:
+            names["resourceVersion"] = body["metadata"]["resourceVersion"]
         manifest = {"apiVersion": kind.api_version, "kind": kind.name, "metadata": names, "spec": {"replicas": count}}
         try:
-            self._remember(await self._cluster.apply(kind, manifest, manager=REPLICAS_MANAGER, force=False))
+            self._remember(await self._cluster.apply(kind, manifest, manager=REPLICAS_MANAGER, force=force))
         except ClusterError as error:
             if error.status == 409:
-                logger.info("replicas of %s are somebody else's by now", ref)
+                logger.info("%s has changed meanwhile; its replicas are looked at again", ref)
                 return
             _refuse(ref, error, refused, "")
             return

@@ -16,7 +16,7 @@ MODEL_LABEL = f"{GROUP}/model"
 """Name of the MoEModel that an object belongs to; on everything that the operator makes. EndpointSlices inherit it."""
 
 COMPONENT_LABEL = f"{GROUP}/component"
-"""What an object is for: router, expert, aggregator, package."""
+"""What an object is for: router, expert, aggregator, package, conversion."""
 
 GROUP_LABEL = f"{GROUP}/group"
 """Name of the expert group, which is its MoEExpert's; on everything of one expert group."""
@@ -30,10 +30,13 @@ DIGEST_ANNOTATION = f"{GROUP}/applied"
 SCHEMA_ANNOTATION = f"{GROUP}/schema"
 """Digest of a CustomResourceDefinition's schema, by which an operator sees definitions older than itself."""
 
+CONVERSION_ANNOTATION = f"{GROUP}/conversion"
+"""On an inspection's pod: uid of the conversion it comes after, so that what was found before doesn't count."""
+
 VERSION_ANNOTATION = f"{GROUP}/version"
 """Version of moe that a CustomResourceDefinition is of; definitions are never taken back to an older one."""
 
-Component = Literal["router", "expert", "aggregator", "package"]
+Component = Literal["router", "expert", "aggregator", "package", "conversion"]
 
 FIELD_MANAGER = "moe-operator"
 REPLICAS_MANAGER = "moe-operator-replicas"
@@ -75,6 +78,11 @@ def account_name(model: str, component: Component) -> str:
 def discovery_name(model: str) -> str:
     """Of the Role and RoleBinding by which routers and aggregators watch who serves what."""
     return f"{model}-discovery"
+
+
+def conversion_name(model: str) -> str:
+    """Of the Job that makes the package of its source."""
+    return f"{model}-conversion"
 
 
 def inspection_name(model: str) -> str:

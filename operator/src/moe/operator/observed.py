@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moe.operator.kinds import Ref
-from moe.operator.naming import COMPONENT_LABEL, GROUP_LABEL
+from moe.operator.naming import COMPONENT_LABEL, CONVERSION_ANNOTATION, GROUP_LABEL, conversion_name
 from moe.operator.resources import ExpertSpec, ModelSpec, ModelStatus, PackageFacts, read
 
 Body = Mapping[str, Any]
@@ -157,6 +157,38 @@ def _last_words(container: Body) -> str:
 
 
 @dataclass(frozen=True)
+class Conversion:
+    """How the Job that makes the package of its source stands. uid: empty when there is none."""
+
+    uid: str = ""
+    done: bool = False
+    fault: str = ""
+
+
+def conversion_of(observed: Observed) -> Conversion:
+    """By the Job's own conditions; the fault in its pods' last words."""
+    job = observed.objects.get(Ref("Job", conversion_name(observed.name)))
+    if job is None:
+        return Conversion()
+    answers = {each["type"]: each["status"] for each in (job.get("status") or {}).get("conditions", ())}
+    uid = str(job["metadata"]["uid"])
+    if answers.get("Failed") == "True":
+        return Conversion(uid, fault=_words_of(observed.pods_of("conversion")) or "its pods said nothing")
+    return Conversion(uid, done=answers.get("Complete") == "True")
+
+
+def _words_of(pods: tuple[Body, ...]) -> str:
+    """The last line that a container of the pods said at its end."""
+    for pod in pods:
+        for container in (pod.get("status") or {}).get("containerStatuses", ()):
+            ended = container.get("state", {}).get("terminated") or {}
+            lines = str(ended.get("message") or "").strip().splitlines()
+            if lines:
+                return lines[-1][:500]
+    return ""
+
+
+@dataclass(frozen=True)
 class Inspection:
     """What the inspection's Job has found. facts: of a package that can be served; fault: why there are none."""
 
@@ -165,8 +197,14 @@ class Inspection:
 
 
 def inspection_of(observed: Observed) -> Inspection:
-    """From the pods of the inspection, the newest that has ended."""
-    living = [pod for pod in observed.pods_of("package") if "deletionTimestamp" not in pod["metadata"]]
+    """From the pods of the inspection, the newest that has ended; of those before a conversion none counts."""
+    after = conversion_of(observed).uid
+    living = [
+        pod
+        for pod in observed.pods_of("package")
+        if "deletionTimestamp" not in pod["metadata"]
+        and pod["metadata"].get("annotations", {}).get(CONVERSION_ANNOTATION, "") == after
+    ]
     pods = sorted(living, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
     for pod in reversed(pods):
         for container in (pod.get("status") or {}).get("containerStatuses", ()):

@@ -30,6 +30,10 @@ _ROUNDS = 6
 _GATHER_S = 0.1
 """Between two looks at one model, in which changes gather; a rollout's come by the dozen."""
 
+_REST, _LONGEST_REST_S = 4.0, 2.0
+"""Pause after a look, as a multiple of the processor time it took: large models must not take a whole processor while
+they roll out."""
+
 _REFUSED_S = 30.0
 """Until what was refused is tried again: a quota may have been raised, a name set free."""
 
@@ -69,8 +73,9 @@ class Reconciler:
         try:
             while key in self._dirty:
                 self._dirty.discard(key)
+                began = time.process_time()
                 await self._look(key)
-                await asyncio.sleep(_GATHER_S)
+                await asyncio.sleep(min(max(_GATHER_S, _REST * (time.process_time() - began)), _LONGEST_REST_S))
         finally:
             del self._busy[key]
 

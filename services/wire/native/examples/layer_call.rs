@@ -29,8 +29,6 @@ const HIDDEN: usize = 1024;
 const EXPERTS_PER_TOKEN: usize = 2;
 const COLD_BYTES: usize = 8 << 20;
 const COLD_WORK: Duration = Duration::from_micros(600);
-/// Calls within which streams may still be opening.
-const WARM_UP: u64 = 200;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -99,7 +97,8 @@ fn serve_aggregator(target: &str, experts: &[String]) {
     let listener = Listener::bind(target).expect("the socket");
     let settings = Settings::default();
     let aggregator = Aggregator::start("agg", "0", limits(), settings, listener, None);
-    aggregator.expect("an aggregator").set_experts(experts);
+    let aggregator = aggregator.expect("an aggregator");
+    aggregator.set_experts(experts);
     end_with_parent();
     loop {
         std::thread::park();
@@ -168,6 +167,7 @@ fn measure(calls: usize, groups: usize) {
         next: 1,
         dice: 7,
         cold: vec![1; COLD_BYTES],
+        warming: true,
     };
     for tokens in [1, 16, 256, 2048] {
         for aggregator in [None, Some(at.as_str())] {
@@ -200,14 +200,17 @@ struct Bench<'a> {
     next: u64,
     dice: u64,
     cold: Vec<u64>,
+    warming: bool,
 }
 
 impl Bench<'_> {
     fn cell(&mut self, tokens: usize, aggregator: Option<&str>, cold: bool, calls: usize) {
+        self.warming = true;
         for _ in 0..50 {
             let (outcome, want, _) = self.call(tokens, aggregator);
             check(&outcome, &want);
         }
+        self.warming = false;
         let (begun, cpu) = (Instant::now(), self.cpu_seconds());
         let (mut times, mut other) = (Vec::with_capacity(calls), Duration::ZERO);
         for _ in 0..calls {
@@ -304,8 +307,8 @@ impl Bench<'_> {
         );
         let time = begun.elapsed();
         match outcome {
-            // Only while the streams are being opened.
-            Outcome::Incomplete(_) | Outcome::AggregatorLost(_) if self.next < WARM_UP => {
+            // The streams are being opened.
+            Outcome::Incomplete(_) | Outcome::AggregatorLost(_) if self.warming => {
                 self.router.abandon(key);
                 std::thread::sleep(Duration::from_millis(20));
                 self.call(tokens, aggregator)

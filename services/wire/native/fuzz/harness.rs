@@ -352,6 +352,13 @@ pub fn seeds() -> Vec<Vec<u8>> {
         timeout_us: 0,
         ..dispatch.clone()
     };
+    let long = DispatchRequest {
+        rows: tensor(Dtype::Bfloat16, &[5, HIDDEN as u32]),
+        slot_rows: Some(int32_message(&[0, 0, 1, 1, 2, 3, 3, 3, 4])),
+        slot_experts: Some(int32_message(&[2, 5, 7, 2, 5, 7, 2, 5, 7])),
+        slot_weights: tensor(Dtype::Float32, &[9]),
+        ..dispatch.clone()
+    };
     let ask = |kind| CombineRequest { kind: Some(kind) };
     let partial = |part| CollectResponse {
         kind: Some(collect_response::Kind::Partial(Partial {
@@ -370,6 +377,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     combine.extend(plans.map(|policy| ask(Ask::Plan(plan_message(1, policy)))));
     vec![
         input(0, 255, &[dispatch, narrow]),
+        input(0, 3, &[long]),
         input(1, 200, &combine),
         input(
             1,

@@ -20,6 +20,7 @@ pub mod outbox;
 #[cfg(feature = "python")]
 mod python;
 pub mod queue;
+pub mod quiet;
 pub mod router;
 pub mod serve;
 pub mod settings;

@@ -17,6 +17,7 @@ use crate::backoff::Backoff;
 use crate::codec::Proto;
 use crate::logs::{log, Level};
 use crate::outbox::{outbox, Outbox, Requests};
+use crate::quiet::QuietStream;
 use crate::settings::{Settings, FRAME_BYTES, WINDOW_BYTES};
 
 /// Who uses a link; called by the task of the stream, must not block.
@@ -292,11 +293,8 @@ pub async fn connect(endpoint: &str, settings: &Settings) -> Result<Channel, Str
             let path = path.to_string();
             let connector = service_fn(move |_: Uri| {
                 let path = path.clone();
-                Box::pin(async move {
-                    tokio::net::UnixStream::connect(path)
-                        .await
-                        .map(TokioIo::new)
-                }) as Pin<Box<dyn std::future::Future<Output = _> + Send>>
+                Box::pin(async move { QuietStream::connect(&path).await.map(TokioIo::new) })
+                    as Pin<Box<dyn std::future::Future<Output = _> + Send>>
             });
             connecting.connect_with_connector(connector).await
         }

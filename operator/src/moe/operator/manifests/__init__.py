@@ -2,6 +2,7 @@
 
 from moe.operator.manifests.access import access
 from moe.operator.manifests.context import GroupContext, Manifest, ModelContext, Owner
+from moe.operator.manifests.conversion import conversion
 from moe.operator.manifests.inspection import inspection
 from moe.operator.manifests.workloads import aggregator, expert_file, expert_group, router
 
@@ -12,6 +13,7 @@ __all__ = [
     "Owner",
     "access",
     "aggregator",
+    "conversion",
     "expert_file",
     "expert_group",
     "inspection",

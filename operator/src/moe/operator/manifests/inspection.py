@@ -13,16 +13,18 @@ from moe.operator.manifests.pods import (
     tmp_mount,
     volumes,
 )
-from moe.operator.naming import PACKAGE_PATH, account_name, inspection_name, labels
+from moe.operator.naming import CONVERSION_ANNOTATION, PACKAGE_PATH, account_name, inspection_name, labels
 
 _DEADLINE_S = 600
 _AGAIN_S = 60
 _REPORT = "/dev/termination-log"
 
 
-def inspection(model: ModelContext) -> Manifest:
-    """The Job. It sees the whole claim, to say what is there when the package is not. It goes by itself a minute after
-    its end; what has been read stands in the model's status by then, and what could not be read is looked at again.
+def inspection(model: ModelContext, after: str = "") -> Manifest:
+    """The Job. after: uid of the conversion that has made the package, if one has.
+
+    It sees the whole claim, to say what is there when the package is not. It goes by itself a minute after its end;
+    what has been read stands in the status by then, and what could not be read is looked at again.
     """
     spec: Manifest = {
         "serviceAccountName": account_name(model.name, "package"),
@@ -57,7 +59,10 @@ def inspection(model: ModelContext) -> Manifest:
             "backoffLimit": 0,
             "ttlSecondsAfterFinished": _AGAIN_S,
             "activeDeadlineSeconds": _DEADLINE_S,
-            "template": {"metadata": {"labels": labels(model.name, "package")}, "spec": spec},
+            "template": {
+                "metadata": {"labels": labels(model.name, "package"), "annotations": {CONVERSION_ANNOTATION: after}},
+                "spec": spec,
+            },
         },
     }
 

@@ -31,6 +31,25 @@ class PackageSource:
         longest=512,
         pattern=_SUB_PATH,
     )
+    source: str = described(
+        "What `moe convert` makes the package of while its folder holds none: `demo`, or the folder of a Hugging Face "
+        "checkpoint within the claim, such as checkpoints/mixtral. Empty: the package has to be there.",
+        default="",
+        longest=512,
+        pattern=_SUB_PATH,
+    )
+    conversion: Resources = described("Of the Job that converts the source.", default=Resources())
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.source == '' || (self.subPath != '' && self.subPath != self.source)",
+            "a package that is made of a source needs a folder of its own; set subPath",
+        ),
+        Rule(
+            "self.source != '' || (!has(self.conversion.requests) && !has(self.conversion.limits))",
+            "conversion says how a source is converted; without source leave it out",
+        ),
+    )
 
 
 @dataclass(frozen=True)

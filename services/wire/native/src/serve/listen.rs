@@ -11,12 +11,13 @@ use std::task::{ready, Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::time::Sleep;
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
 use crate::logs::{log, Level};
+use crate::quiet::QuietStream;
 
 /// How long nothing is accepted after that failed, as when file descriptors have run out: no spinning.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -90,7 +91,9 @@ impl Source {
     fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<Connection>> {
         Poll::Ready(match self {
             Source::Unix(listener) => {
-                ready!(listener.poll_accept(context)).map(|(stream, _)| Connection::Unix(stream))
+                let accepted = ready!(listener.poll_accept(context));
+                let quiet = accepted.and_then(|(stream, _)| QuietStream::new(stream.into_std()?));
+                quiet.map(Connection::Unix)
             }
             Source::Tcp(listener) => ready!(listener.poll_accept(context)).map(|(stream, _)| {
                 // A socket that is already dead refuses; the first read tells.
@@ -131,7 +134,7 @@ impl Stream for Incoming {
 
 /// An accepted connection.
 pub(super) enum Connection {
-    Unix(UnixStream),
+    Unix(QuietStream),
     Tcp(TcpStream),
 }
 

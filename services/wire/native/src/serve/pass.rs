@@ -10,6 +10,7 @@ use tower::{service_fn, Service, ServiceExt};
 
 use super::{Answer, Request};
 use crate::link::endpoint_of;
+use crate::quiet::QuietStream;
 use crate::settings::Settings;
 
 pub(super) struct BackEnd {
@@ -26,10 +27,7 @@ impl BackEnd {
                 let path = path.to_string();
                 endpoint.connect_with_connector_lazy(service_fn(move |_: Uri| {
                     let path = path.clone();
-                    async move {
-                        let stream = tokio::net::UnixStream::connect(path).await?;
-                        Ok::<_, std::io::Error>(TokioIo::new(stream))
-                    }
+                    async move { QuietStream::connect(&path).await.map(TokioIo::new) }
                 }))
             }
             None => endpoint.connect_lazy(),
