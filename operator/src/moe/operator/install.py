@@ -9,16 +9,19 @@ import sys
 
 from moe.operator.cluster import Cluster, ClusterError
 from moe.operator.manifests import Manifest
-from moe.operator.naming import VERSION_ANNOTATION
+from moe.operator.naming import SCHEMA_ANNOTATION, VERSION_ANNOTATION
 from moe.operator.resources import definitions
 
 _PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-_MANAGER = "moe-definitions"
+_MANAGER = "helm"
+"""Helm 4 applies crds/ server-side at every install and fails where another manager holds another value; so what this
+writes is Helm's, and the next release's newer definitions go in without a conflict."""
+
 _ESTABLISHED_S = 30.0
 
 
 async def install(cluster: Cluster) -> list[str]:
-    """Applies the definitions that are missing, older or of this version; returns a line about each. Raises
+    """Applies the definitions that are missing, older or other ones of this version; returns a line about each. Raises
     ClusterError, and TimeoutError when the API server takes one without serving it."""
     lines = []
     for wanted in definitions():
@@ -27,6 +30,9 @@ async def install(cluster: Cluster) -> list[str]:
         theirs, ours = _release(found), _release(wanted)
         if found is not None and theirs > ours:
             lines.append(f"{name} is of version {_dotted(theirs)}, newer than {_dotted(ours)}; it stays")
+            continue
+        if found is not None and _schema(found) == _schema(wanted):
+            lines.append(f"{name} is of version {_dotted(ours)} already")
             continue
         await cluster.apply_at(f"{_PATH}/{name}", wanted, manager=_MANAGER)
         await _established(cluster, name)
@@ -57,6 +63,10 @@ def _release(definition: Manifest | None) -> tuple[int, ...]:
     """Its version as numbers; none for one without."""
     text = (definition or {}).get("metadata", {}).get("annotations", {}).get(VERSION_ANNOTATION, "")
     return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+
+def _schema(definition: Manifest) -> str:
+    return str(definition["metadata"].get("annotations", {}).get(SCHEMA_ANNOTATION))
 
 
 def _dotted(release: tuple[int, ...]) -> str:
