@@ -27,7 +27,7 @@ wire-native: $(WIRE_STAMP) ## Build the native wire alone (without cargo grpcio 
 
 $(WIRE_STAMP): $(STAMP) $(wildcard $(WIRE)/*.toml $(WIRE)/*.lock $(WIRE)/*.rs $(WIRE)/*.pyi proto/moe/*/v1/*.proto) $(shell find $(WIRE)/src -name '*.rs')
 	@if command -v cargo >/dev/null; then echo "wire-native: building; a few minutes the first time" && \
-	$(CARGO) VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin --quiet develop --release --uv -m $(WIRE)/Cargo.toml && touch $@; \
+	$(CARGO) VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --quiet --release --uv -m $(WIRE)/Cargo.toml && touch $@; \
 	else echo "wire-native: no Rust toolchain (cargo); the wire will be grpcio, whose hops are about 8 times slower. Install it from https://rustup.rs and repeat"; fi
 
 $(STAMP): requirements.lock requirements.editable $(wildcard services/*/pyproject.toml) kernels/pyproject.toml operator/pyproject.toml proto/pyproject.toml

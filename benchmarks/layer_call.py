@@ -20,9 +20,10 @@ from itertools import count
 from pathlib import Path
 
 import torch
-from moe.aggregator.combiner import Combiner
+from moe.aggregator.hosting import combiner_for
 from moe.router.dispatch import plan_parts
 from moe.wire.port import Combined, LayerCall, MissingPolicy, RouterWire, Target
+from moe.wire.settings import CombinerLimits, WireSettings
 
 from benchmarks.cpu_time import cpu_seconds
 from benchmarks.document import fenced, publish
@@ -87,8 +88,8 @@ class Rig:
             words = ["aggregator", "--wire", name, "--listen", self._aggregator]
             started.start(f"{tag}-a", "benchmarks.null_part", [*words, "--collect", ",".join(self._endpoints)])
             started.wait_ready(f"{tag}-a", self._aggregator)
-        inside = None if self._aggregator else Combiner()
-        self._wire: RouterWire = actors.RouterClient("router-0", combiner=inside, settings=actors.WireSettings())
+        inside = None if self._aggregator else combiner_for(actors, CombinerLimits())
+        self._wire: RouterWire = actors.router("router-0", combiner=inside, settings=WireSettings())
         self._wire.set_endpoints(self._endpoints, [self._aggregator] if self._aggregator else [])
         self._ids = count(1)
 

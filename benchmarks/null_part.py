@@ -10,15 +10,18 @@ import argparse
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
-from moe.aggregator.combiner import Combiner
+from moe.aggregator.hosting import combiner_for
 from moe.api.control.v1 import control_pb2
+from moe.runtime.front import Front
 from moe.runtime.process import new_instance_id, set_threads, settle_memory
 from moe.runtime.server import Hook, ServerSettings, Service, run
+from moe.wire.choice import Wire
+from moe.wire.ends import AggregatorEnd
 from moe.wire.port import ExpertLimits, ExpertWire
+from moe.wire.settings import CombinerLimits, WireSettings
 
 from benchmarks.wires import WIRES, wire
 
@@ -33,11 +36,11 @@ def answer_forever(wire: ExpertWire, stopped: threading.Event) -> None:
             wire.finish(batch, [item.rows.to(item.partial_dtype) for item in batch.items])
 
 
-def _expert(actors: ModuleType, chosen: argparse.Namespace) -> Service:
+def _expert(actors: Wire, chosen: argparse.Namespace) -> Service:
     held = frozenset(map(int, chosen.experts.split(",")))
     limits = ExpertLimits(chosen.hidden, torch.bfloat16, {0: held})
     instance = new_instance_id()
-    server = actors.ExpertServer(limits, instance, actors.WireSettings())
+    server = actors.expert(limits, instance, WireSettings())
     stopped = threading.Event()
     thread = threading.Thread(target=answer_forever, args=(server, stopped), daemon=True)
 
@@ -50,15 +53,16 @@ def _expert(actors: ModuleType, chosen: argparse.Namespace) -> Service:
         await server.drained()
         stopped.set()
 
-    return _service("expert", _EXPERT, server.register, start, drain, instance)
+    return _service("expert", _EXPERT, server.register, start, drain, instance, lambda: server.front)
 
 
-def _aggregator(actors: ModuleType, chosen: argparse.Namespace) -> Service:
+def _aggregator(actors: Wire, chosen: argparse.Namespace) -> Service:
     instance = new_instance_id()
-    made: list[Any] = []
+    made: list[AggregatorEnd] = []
 
     def register(server: Any) -> None:
-        aggregator = actors.AggregatorServer(Combiner(), "agg-0", instance, actors.WireSettings())
+        combiner = combiner_for(actors, CombinerLimits())
+        aggregator = actors.aggregator(combiner, "agg-0", instance, WireSettings())
         aggregator.register(server)
         aggregator.set_experts(chosen.collect.split(","))
         made.append(aggregator)
@@ -67,7 +71,7 @@ def _aggregator(actors: ModuleType, chosen: argparse.Namespace) -> Service:
         for aggregator in made:
             await aggregator.drained()
 
-    return _service("agg-0", _AGGREGATOR, register, None, drain, instance)
+    return _service("agg-0", _AGGREGATOR, register, None, drain, instance, lambda: made[0].front)
 
 
 def _service(
@@ -77,6 +81,7 @@ def _service(
     start: Hook | None,
     drain: Hook,
     instance: str,
+    front: Callable[[], Front | None],
 ) -> Service:
     return Service(
         name,
@@ -87,6 +92,7 @@ def _service(
         startup=start,
         on_drain=drain,
         instance=instance,
+        front=front,
     )
 
 

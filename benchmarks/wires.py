@@ -1,22 +1,19 @@
-"""The implementations of the wire that can be measured, by the name of their package under moe.wire."""
+"""The implementations of the wire that can be measured."""
 
-import importlib
-from types import ModuleType
+from moe.runtime.errors import StartupError
+from moe.wire.choice import Wire, load
+from moe.wire.names import WIRES
 
-WIRES = ("grpcio", "native")
-_ACTORS = ("RouterClient", "ExpertServer", "AggregatorServer", "WireSettings")
+__all__ = ["WIRES", "AbsentError", "wire"]
 
 
 class AbsentError(Exception):
     """Something to be measured can't run here; the message says why, for the table."""
 
 
-def wire(name: str) -> ModuleType:
-    """The package with the actors of an implementation. Raises AbsentError when it isn't built or can't be loaded."""
+def wire(name: str) -> Wire:
+    """An implementation. Raises AbsentError when it isn't built or can't be loaded."""
     try:
-        module = importlib.import_module(f"moe.wire.{name}")
-    except ImportError as error:
-        raise AbsentError(f"wire {name}: {error}; build it with make setup, which needs a Rust toolchain") from error
-    if lacking := [actor for actor in _ACTORS if not hasattr(module, actor)]:
-        raise AbsentError(f"wire {name}: moe.wire.{name} has no {', '.join(lacking)}; build it anew with make setup")
-    return module
+        return load(name)
+    except StartupError as error:
+        raise AbsentError(str(error)) from error

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from moe.aggregator.hosting import combiner_for
 from moe.api.control.v1 import control_pb2
+from moe.runtime.errors import StartupError
 from moe.runtime.process import new_instance_id
 from moe.runtime.server import Server, ServerSettings, Service
 from moe.wire.choice import Wire, load
@@ -61,16 +62,29 @@ class Implementation:
     expert: Wire
     aggregator: Wire
 
+    def plays(self, placement: Placement) -> bool:
+        """Whether this placement shows anything new of it."""
+        if self.router is self.expert is self.aggregator:
+            return True
+        return placement is Placement.UNIX or (placement is Placement.EMBEDDED and self.router is not self.expert)
+
 
 def _implementations() -> list[Implementation]:
+    """grpcio; and where it is built the native wire, alone and each end of it among ends of grpcio, and the reverse."""
     grpcio = load("grpcio")
-    made = [Implementation("grpcio", grpcio, grpcio, grpcio)]
+    alone = Implementation("grpcio", grpcio, grpcio, grpcio)
     try:
-        from moe.wire.native import RouterClient
-    except ImportError:
-        return made
-    router = replace(grpcio, name="native", own_combiner=True, router=RouterClient)
-    return [*made, Implementation("native router", router, grpcio, grpcio)]
+        native = load("native")
+    except StartupError:
+        return [alone]
+    return [
+        alone,
+        Implementation("native", native, native, native),
+        Implementation("native router", native, grpcio, grpcio),
+        Implementation("native expert", grpcio, native, grpcio),
+        Implementation("native aggregator", grpcio, grpcio, native),
+        Implementation("grpcio aggregator", native, native, grpcio),
+    ]
 
 
 IMPLEMENTATIONS = _implementations()

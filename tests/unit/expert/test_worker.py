@@ -8,6 +8,7 @@ import torch
 from moe.expert.compute import compute
 from moe.expert.counters import Counters
 from moe.expert.worker import Worker
+from moe.wire.ends import Computed
 from moe.wire.port import ExpertWire
 from support.expert_double import InMemoryExpertWire, work
 from support.ffn_cases import rows as draw_rows
@@ -107,10 +108,10 @@ def test_the_figures_count_rows_slots_and_batches(wire, worker, counters):
     wire.put(work(torch.ones(2, HIDDEN), [(0, 1, 1.0), (1, 1, 1.0), (1, 2, 1.0)]))
     wire.put(work(torch.ones(1, HIDDEN), [(0, 2, 1.0)]))
     assert [answer(wire), answer(wire)] == ["finished", "finished"]
-    stats = counters.message(wire.stats())
+    stats = counters.message(wire.stats(), Computed())
     assert (stats.rows, stats.batches, dict(stats.slots_by_expert)) == (3, 2, {1: 2, 2: 2})
 
 
 def test_the_figures_include_the_queues(wire, counters):
-    stats = counters.message(wire.stats())
+    stats = counters.message(wire.stats(), Computed())
     assert (stats.queued_rows, stats.overloaded, stats.expired, stats.invalid) == (0, 2, 3, 4)

@@ -32,6 +32,9 @@ use streams::{Streams, Ticket};
 const MANY: usize = 8;
 /// For connections to end after their last stream did.
 const LAST_WRITES: Duration = Duration::from_secs(1);
+/// How long the receipt of a part that was pushed waits for others. Its router has the answer by then and only keeps
+/// books; each of its own would be a message written, read and woken for beside every partial.
+const GATHERING: Duration = Duration::from_millis(1);
 
 /// Work items of one layer, from all routers, ready to compute. taken_at: `monotonic` seconds.
 #[derive(Clone, Debug)]
@@ -84,6 +87,8 @@ pub struct Expert {
     work: Notify,
     /// A stream has no unanswered dispatch, or is gone.
     settled: Notify,
+    /// A receipt waits for others.
+    gather: Arc<Notify>,
     myself: Weak<Expert>,
 }
 
@@ -103,22 +108,27 @@ impl Expert {
         driver: Arc<Driver>,
     ) -> Arc<Expert> {
         let queue = Queue::new(limits.max_queued_rows, limits.max_batch_rows);
-        Arc::new_cyclic(|myself| Expert {
-            instance: instance.to_string(),
-            limits: limits.ordered(),
-            settings,
-            driver,
-            state: Mutex::new(State {
-                queue,
-                draining: false,
-                streams: Streams::default(),
-                kernels: HashMap::new(),
-                computed: Computed::default(),
-            }),
-            server: Mutex::default(),
-            work: Notify::new(),
-            settled: Notify::new(),
-            myself: myself.clone(),
+        let gather = Arc::new(Notify::new());
+        Arc::new_cyclic(|myself| {
+            driver.spawn(gather_receipts(myself.clone(), gather.clone()));
+            Expert {
+                instance: instance.to_string(),
+                limits: limits.ordered(),
+                settings,
+                driver,
+                state: Mutex::new(State {
+                    queue,
+                    draining: false,
+                    streams: Streams::default(),
+                    kernels: HashMap::new(),
+                    computed: Computed::default(),
+                }),
+                server: Mutex::default(),
+                work: Notify::new(),
+                settled: Notify::new(),
+                gather,
+                myself: myself.clone(),
+            }
         })
     }
 
@@ -345,7 +355,7 @@ impl Expert {
             let collector = self.collector(&item.aggregator);
             let Some(outbox) = collector else {
                 let message = format!(
-                    "aggregator {:?} has no Collect stream open here",
+                    "aggregator '{}' has no Collect stream open here",
                     item.aggregator
                 );
                 self.answer(ticket, PartStatus::NoCollector, message, 0.0);
@@ -362,7 +372,7 @@ impl Expert {
             } else {
                 let bound = outbox.max_bytes();
                 let message =
-                    format!("aggregator {aggregator:?} does not read: {bound} bytes wait for it");
+                    format!("aggregator '{aggregator}' does not read: {bound} bytes wait for it");
                 self.answer(ticket, PartStatus::Failed, message, 0.0);
             }
         }
@@ -441,7 +451,7 @@ impl Expert {
     }
 
     fn answer_gone(&self, ticket: Ticket, aggregator: &str) {
-        let message = format!("aggregator {aggregator:?} ended its stream");
+        let message = format!("aggregator '{aggregator}' ended its stream");
         self.answer(ticket, PartStatus::NoCollector, message, 0.0);
     }
 }
@@ -450,6 +460,17 @@ impl Expert {
 async fn turns(count: usize) {
     for _ in 0..count {
         tokio::task::yield_now().await;
+    }
+}
+
+async fn gather_receipts(expert: Weak<Expert>, gather: Arc<Notify>) {
+    loop {
+        gather.notified().await;
+        tokio::time::sleep(GATHERING).await;
+        match expert.upgrade() {
+            Some(expert) => expert.flush_receipts(),
+            None => return,
+        }
     }
 }
 

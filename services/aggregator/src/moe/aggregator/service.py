@@ -4,18 +4,25 @@ It is ready as soon as its port is open: the streams to the experts come and go,
 yet is sent again by its router.
 """
 
+import logging
+
 import grpc
-from moe.aggregator.combiner import Combiner
 from moe.aggregator.follower import ExpertFollower
+from moe.aggregator.hosting import combiner_for
 from moe.aggregator.settings import AggregatorSettings
 from moe.api.aggregator.v1 import aggregator_pb2
 from moe.api.control.v1 import control_pb2
 from moe.discovery.file import FileDirectory
 from moe.runtime.process import new_instance_id
 from moe.runtime.server import Service
-from moe.wire.grpcio import AggregatorServer, WireSettings
+from moe.wire.choice import load as load_wire
+from moe.wire.combining import CombinerStats
+from moe.wire.ends import AggregatorEnd
+from moe.wire.settings import WireSettings
 
 _SERVICE = aggregator_pb2.DESCRIPTOR.services_by_name["AggregatorService"].full_name
+
+logger = logging.getLogger("moe.aggregator")
 
 
 class AggregatorProcess:
@@ -24,8 +31,8 @@ class AggregatorProcess:
     def __init__(self, settings: AggregatorSettings) -> None:
         self._settings = settings
         self._instance = new_instance_id()
-        self._combiner = Combiner(settings.limits())
-        self._wire: AggregatorServer | None = None
+        self._implementation = load_wire(settings.wire)
+        self._wire: AggregatorEnd | None = None
         self._follower: ExpertFollower | None = None
 
     def service(self) -> Service:
@@ -39,12 +46,15 @@ class AggregatorProcess:
             on_drain=self._drain,
             on_stop=self._stop,
             instance=self._instance,
+            front=lambda: self._wire.front if self._wire else None,
         )
 
     def _register(self, server: grpc.aio.Server) -> None:
         """On the server's loop, where the wire lives."""
-        settings = WireSettings(max_message_bytes=self._settings.server.max_message_bytes)
-        self._wire = AggregatorServer(self._combiner, self._settings.name, self._instance, settings)
+        wire, settings = self._implementation, self._settings
+        combiner = combiner_for(wire, settings.limits())
+        self._wire = wire.aggregator(combiner, settings.name, self._instance, WireSettings.of(settings.server))
+        logger.info("wire: %s", wire.told)
         self._wire.register(server)
         self._follower = ExpertFollower(FileDirectory(self._settings.directory), self._wire.set_experts)
 
@@ -63,13 +73,13 @@ class AggregatorProcess:
         return control_pb2.DescribeResponse(
             role=control_pb2.ROLE_AGGREGATOR,
             name=settings.name,
-            wire=AggregatorServer.name,
+            wire=self._implementation.name,
             deterministic=settings.deterministic,
             facts={"threads": str(settings.threads), "directory": str(settings.directory)},
         )
 
     def _stats(self) -> control_pb2.StatsResponse:
-        stats = self._combiner.stats()
+        stats = self._wire.stats() if self._wire else CombinerStats()
         figures = control_pb2.AggregatorStats(
             combined=stats.combined,
             open=stats.open,

@@ -1,6 +1,7 @@
 """Settings of an aggregator process."""
 
 from dataclasses import dataclass
+from typing import Literal
 from pathlib import Path
 
 from moe.runtime.server import ServerSettings
@@ -22,6 +23,11 @@ class AggregatorSettings:
     name: str = setting(help="Name of this process in the plan, such as agg-0.")
     directory: Path = setting(  # noqa: RUF009 - declares a field
         help="File that lists the experts to collect from; it is followed as it changes."
+    )
+    wire: Literal["auto", "native", "grpcio"] = setting(
+        "auto",
+        help="Implementation of the streams between the parts: native is fastest and needs `make setup` with a Rust "
+        "toolchain, grpcio is always there; auto is native where it is built. Parts may differ.",
     )
     deterministic: bool = setting(
         False, help="Says so in Describe; parts are added in one fixed order either way, at no extra cost."

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from moe.api.control.v1 import control_pb2
+from moe.wire.ends import Computed
 from moe.wire.port import QueueStats
 
 
@@ -26,14 +27,14 @@ class Counters:
             self._busy_s += seconds
             self._slots.update(slots)
 
-    def message(self, queue: QueueStats) -> control_pb2.ExpertStats:
-        """All figures as moe.control.v1 has them."""
+    def message(self, queue: QueueStats, natively: Computed) -> control_pb2.ExpertStats:
+        """All figures as moe.control.v1 has them. natively: what the wire computed beside the compute thread."""
         with self._lock:
             return control_pb2.ExpertStats(
-                rows=self._rows,
-                slots_by_expert=dict(self._slots),
-                batches=self._batches,
-                busy_s=self._busy_s,
+                rows=self._rows + natively.rows,
+                slots_by_expert=self._slots + Counter(natively.slots),
+                batches=self._batches + natively.batches,
+                busy_s=self._busy_s + natively.busy_s,
                 queued_rows=queue.queued_rows,
                 overloaded=queue.overloaded,
                 expired=queue.expired,

@@ -63,6 +63,13 @@ class PackedWeights:
         """Why it does."""
         return next(iter(self.layers.values())).why
 
+    def entries(self) -> dict[int, tuple[int, int]]:
+        """For each layer where the kernels are called without the interpreter; none where they can't be."""
+        try:
+            return {layer: group.entry() for layer, group in self.layers.items()}
+        except ValueError:  # another back end than the C++ one
+            return {}
+
     @property
     def bytes(self) -> int:
         """Bytes of weights that are resident, or mapped and read."""

@@ -5,6 +5,7 @@ refused, accepted ones are computed and answered, then the streams end.
 """
 
 import asyncio
+import logging
 
 from moe.api.control.v1 import control_pb2
 from moe.api.expert.v1 import expert_pb2
@@ -18,11 +19,14 @@ from moe.models.package import Package
 from moe.runtime.lifecycle import Lifecycle
 from moe.runtime.process import new_instance_id
 from moe.runtime.server import Service
-from moe.wire.grpcio.expert_server import ExpertServer
+from moe.wire.choice import load as load_wire
 from moe.wire.port import ExpertLimits
 from moe.wire.settings import WireSettings
 
 _SERVICE = expert_pb2.DESCRIPTOR.services_by_name["ExpertService"].full_name
+
+logger = logging.getLogger("moe.expert")
+
 _JOIN_S = 2.0
 """For a compute thread in the middle of a batch when the drain was cut short."""
 
@@ -40,8 +44,10 @@ class ExpertProcess:
         self._counters = Counters()
         self._instance = new_instance_id()
         self._lifecycle = Lifecycle()
-        wire_settings = WireSettings(max_message_bytes=settings.server.max_message_bytes)
-        self._wire = ExpertServer(_limits(settings, self._package), self._instance, wire_settings)
+        wire = load_wire(settings.wire)
+        limits = _limits(settings, self._package)
+        self._wire = wire.expert(limits, self._instance, WireSettings.of(settings.server))
+        logger.info("wire: %s", wire.told)
         self._worker = Worker(self._wire, self._counters, self._lifecycle.fail, settings.threads)
         self._startup = Startup(self._package, self._experts, settings.dtype, self._computation)
 
@@ -58,6 +64,7 @@ class ExpertProcess:
             on_stop=self._stop,
             lifecycle=self._lifecycle,
             instance=self._instance,
+            front=lambda: self._wire.front,
         )
 
     async def _start(self) -> None:
@@ -67,6 +74,9 @@ class ExpertProcess:
             return
         self._packed = weights
         if not self._lifecycle.draining:
+            # One thread: the entry computes on the calling thread alone.
+            if self._settings.threads == 1 and (entries := weights.entries()):
+                self._wire.compute_natively(entries)
             self._worker.start(weights)
 
     async def _drain(self) -> None:
@@ -104,7 +114,7 @@ class ExpertProcess:
         return control_pb2.StatsResponse(
             role=control_pb2.ROLE_EXPERT,
             name=self._settings.name,
-            expert=self._counters.message(self._wire.stats()),
+            expert=self._counters.message(self._wire.stats(), self._wire.computed()),
         )
 
 

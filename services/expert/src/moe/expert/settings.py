@@ -29,6 +29,11 @@ class ExpertSettings:
         help="Back end of the experts' kernel: native (C++), native_w8a8 (8-bit experts round their rows, too: "
         "approximate), torch, reference (slow); auto: the fastest exact one here.",
     )
+    wire: Literal["auto", "native", "grpcio"] = setting(
+        "auto",
+        help="Implementation of the streams between the parts: native is fastest and needs `make setup` with a Rust "
+        "toolchain, grpcio is always there; auto is native where it is built. Parts may differ.",
+    )
     deterministic: bool = setting(
         False, help="Compute in tiles of one fixed shape, so that a row's bits don't depend on the others; slower."
     )

@@ -9,7 +9,7 @@ import logging
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
-from moe.aggregator.combiner import Combiner
+from moe.aggregator.hosting import combiner_for
 from moe.api.control.v1 import control_pb2
 from moe.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from moe.discovery.directory import Directory
@@ -25,9 +25,10 @@ from moe.router.requests import RequestReader
 from moe.router.settings import RouterSettings
 from moe.runtime.lifecycle import Lifecycle
 from moe.runtime.server import Service
-from moe.wire.grpcio import RouterClient, WireSettings
+from moe.wire.choice import load as load_wire
+from moe.wire.ends import RouterEnd
 from moe.wire.port import MissingPolicy
-from moe.wire.settings import CombinerLimits
+from moe.wire.settings import CombinerLimits, WireSettings
 
 _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 
@@ -44,15 +45,14 @@ class RouterProcess:
         self._settings = settings
         self._package = open_package(settings)
         self._embedded = settings.aggregator == "embedded"
-        longest = settings.server.max_message_bytes
-        self._combiner = Combiner(CombinerLimits(answer_bytes=longest)) if self._embedded else None
+        self._implementation = load_wire(settings.wire)
         self._directory: Directory = FileDirectory(settings.directory)
         self._fleet = FleetTracker(self._directory, self._package.manifest.expert_count)
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
         self._desk = FrontDesk(settings.name, stall_s=settings.scheduling.stall_timeout_s, executor=self._executor)
         self._lifecycle = Lifecycle()
         self._model: LoadedModel | None = None
-        self._wire: RouterClient | None = None
+        self._wire: RouterEnd | None = None
         self._caller: LayerCaller | None = None
         self._engine: Engine | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -73,11 +73,12 @@ class RouterProcess:
 
     async def _start(self) -> None:
         model = self._model = await asyncio.to_thread(load_model, self._package, self._settings)
-        wire = self._wire = RouterClient(
+        limits = CombinerLimits(answer_bytes=self._settings.server.max_message_bytes)
+        wire = self._wire = self._implementation.router(
             self._settings.name,
-            combiner=self._combiner,
+            combiner=combiner_for(self._implementation, limits) if self._embedded else None,
             loop=asyncio.get_running_loop(),
-            settings=WireSettings(max_message_bytes=self._settings.server.max_message_bytes),
+            settings=WireSettings.of(self._settings.server),
         )
         call_settings = CallSettings(
             MissingPolicy(self._settings.missing_policy),
@@ -95,6 +96,7 @@ class RouterProcess:
         reader = RequestReader(model.limits, model.tokenizer)
         self._desk.open(DeskTools(engine, reader, model.tokenizer, model_message(self._package, model)))
         self._watch = asyncio.create_task(self._follow())
+        logger.info("wire: %s", self._implementation.told)
         logger.info(
             "%s has loaded %s: %d requests at once, %d tokens of context, %d cache tokens of %d bytes",
             self._settings.name,
@@ -151,7 +153,7 @@ class RouterProcess:
             name=settings.name,
             model=manifest.name,
             manifest_sha256=self._package.manifest_sha256,
-            wire=RouterClient.name,
+            wire=self._implementation.name,
             deterministic=settings.deterministic,
             facts=facts,
         )
@@ -160,6 +162,7 @@ class RouterProcess:
         answer = control_pb2.StatsResponse(role=control_pb2.ROLE_ROUTER, name=self._settings.name)
         if self._engine and self._caller and self._model:
             answer.router.CopyFrom(router_message(self._engine, self._caller.counters, self._model.schedule))
-        if self._combiner:
-            answer.aggregator.CopyFrom(aggregator_message(self._combiner.stats()))
+        combiner = self._wire.combiner_stats() if self._wire else None
+        if combiner:
+            answer.aggregator.CopyFrom(aggregator_message(combiner))
         return answer

@@ -92,6 +92,11 @@ class RouterSettings:
         help="Where partials are added: by an aggregator of the directory, or inside this process, which saves a hop "
         "and costs the process the additions.",
     )
+    wire: Literal["auto", "native", "grpcio"] = setting(
+        "auto",
+        help="Implementation of the streams between the parts: native is fastest and needs `make setup` with a Rust "
+        "toolchain, grpcio is always there; auto is native where it is built. Parts may differ.",
+    )
     missing_policy: Literal["wait", "renormalise", "fail"] = setting(
         "wait",
         help="What to do about an expert group that does not answer; waiting keeps every answer exact.",

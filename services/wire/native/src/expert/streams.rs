@@ -128,7 +128,10 @@ impl Expert {
         let opened = DispatchOpened {
             instance: self.instance.clone(),
         };
-        send(&outbox, dispatch_response::Kind::Opened(opened));
+        let message = DispatchResponse {
+            kind: Some(dispatch_response::Kind::Opened(opened)),
+        };
+        outbox.put(message, self.instance.len(), None);
         let handle = |message| {
             self.accept(number, message);
             Ok(())
@@ -201,7 +204,7 @@ impl Expert {
                 format!("aggregator {name} opened a new Collect stream; its old one ends"),
             );
             old.end(Some(Status::failed_precondition(format!(
-                "another Collect stream named {name:?} was opened; names must be unique"
+                "another Collect stream named '{name}' was opened; names must be unique"
             ))));
         }
         Some(number)
@@ -231,7 +234,18 @@ impl Expert {
             message,
             queued_rows: queued_rows as u32,
         };
-        if !send(&outbox, dispatch_response::Kind::Receipt(receipt)) {
+        let message = DispatchResponse {
+            kind: Some(dispatch_response::Kind::Receipt(receipt)),
+        };
+        let size = prost::Message::encoded_len(&message);
+        let queued = if status == PartStatus::Pushed {
+            // Nobody waits for it: it goes out with others.
+            self.gather.notify_one();
+            outbox.put_later(message, size, None)
+        } else {
+            outbox.put(message, size, None)
+        };
+        if !queued {
             let bound = outbox.max_bytes();
             outbox.end(Some(Status::resource_exhausted(format!(
                 "the router does not read its stream: {bound} bytes wait; dial again and read"
@@ -250,6 +264,16 @@ impl Expert {
         if settled {
             self.settled.notify_waiters();
         }
+    }
+
+    /// Sends the receipts that wait for others.
+    pub(super) fn flush_receipts(&self) {
+        let outboxes: Vec<Outbox<DispatchResponse>> = {
+            let state = self.state.lock().unwrap();
+            let routers = state.streams.routers.values();
+            routers.map(|router| router.outbox.clone()).collect()
+        };
+        outboxes.iter().for_each(Outbox::flush);
     }
 
     async fn until_stream_settled(&self, stream: u64) {
@@ -288,10 +312,4 @@ impl Expert {
 
 fn draining() -> Status {
     Status::unavailable("this process is draining and takes no new calls")
-}
-
-fn send(outbox: &Outbox<DispatchResponse>, kind: dispatch_response::Kind) -> bool {
-    let message = DispatchResponse { kind: Some(kind) };
-    let size = prost::Message::encoded_len(&message);
-    outbox.put(message, size, None)
 }

@@ -16,6 +16,12 @@ pub fn hand_over() {
     }
 }
 
+/// The same for a thread of the interpreter, where no thread of the wire looks.
+#[pyfunction]
+pub fn hand_over_logs(py: Python<'_>) -> PyResult<()> {
+    write(py, logs::take())
+}
+
 fn write(py: Python<'_>, lines: Vec<(Level, String)>) -> PyResult<()> {
     let logger = py
         .import("logging")?

@@ -130,20 +130,51 @@ pub fn view<'py>(
 /// A tensor of any shape, copied out as rows of the wire.
 pub fn rows_of(tensor: &Bound<'_, PyAny>) -> PyResult<Rows> {
     let shape: Vec<u32> = tensor.getattr("shape")?.extract()?;
-    let mut kept = vec![];
-    let flat = view(&tensor.call_method1("reshape", (-1,))?, 1, &mut kept)?;
-    // SAFETY: `kept` holds the tensor, and the interpreter's lock is held.
-    let data = Bytes::copy_from_slice(unsafe { flat.bytes() });
-    Ok(Rows {
-        dtype: flat.dtype,
-        shape,
-        data,
-    })
+    let dtype = dtype_of(&tensor.getattr("dtype")?)?;
+    let data = bytes_of(tensor)?;
+    Ok(Rows { dtype, shape, data })
 }
 
-/// Elements of a tensor that came over the wire, as a buffer for torch.frombuffer. It may be written to: it is nobody
-/// else's.
-#[pyclass(frozen)]
+/// From here on a tensor's memory is lent to the wire instead of copied.
+const LENT_BYTES: usize = 16 << 10;
+
+/// A tensor that is kept alive while its memory is read.
+struct Lent {
+    address: usize,
+    bytes: usize,
+    _tensor: Py<PyAny>,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the tensor is alive, contiguous and as long as that; whoever lent it does not write to it any more.
+        unsafe { std::slice::from_raw_parts(self.address as *const u8, self.bytes) }
+    }
+}
+
+/// A tensor's elements, row-major. A long tensor is lent: nobody may write to it from now on.
+pub fn bytes_of(tensor: &Bound<'_, PyAny>) -> PyResult<Bytes> {
+    let mut kept = vec![];
+    let flat = view(
+        &tensor.call_method1(intern!(tensor.py(), "reshape"), (-1,))?,
+        1,
+        &mut kept,
+    )?;
+    // SAFETY: `kept` holds the tensor, and the interpreter's lock is held.
+    let all = unsafe { flat.bytes() };
+    match kept.pop() {
+        Some(owner) if all.len() >= LENT_BYTES => Ok(Bytes::from_owner(Lent {
+            address: flat.address,
+            bytes: all.len(),
+            _tensor: owner.unbind(),
+        })),
+        _ => Ok(Bytes::copy_from_slice(all)),
+    }
+}
+
+/// Elements of a tensor that came over the wire, as a buffer for torch.frombuffer. Torch knows no tensors that must not
+/// be written to; these are an expert's input or a router's answer, and each has one reader.
+#[pyclass(frozen, module = "moe_wire_native")]
 pub struct Memory {
     data: Bytes,
     #[pyo3(get)]

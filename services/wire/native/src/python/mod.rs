@@ -4,6 +4,8 @@
 //! waits, and never taken while one of the wire's own locks is held. What the interpreter has to say to a thread of the
 //! wire, and the other way round, goes through `logs` and plain values.
 
+mod aggregator;
+mod expert;
 mod log_lines;
 mod memory;
 mod policy;
@@ -18,5 +20,9 @@ fn moe_wire_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<router::Answer>()?;
     module.add_class::<router::Router>()?;
     module.add_class::<policy::Policy>()?;
+    module.add_class::<expert::Batch>()?;
+    module.add_class::<expert::Expert>()?;
+    module.add_class::<aggregator::Aggregator>()?;
+    module.add_function(wrap_pyfunction!(log_lines::hand_over_logs, module)?)?;
     Ok(())
 }

@@ -8,7 +8,7 @@ use pyo3::types::PyTuple;
 
 use crate::combiner::{Combiner, Event, Key, Plan, PlannedPart};
 use crate::python::memory::{dtype_of, rows_of, view, Memory};
-use crate::python::router::{figures, policy_of};
+use crate::python::router::{figures, policy_of, Figures};
 use crate::python::settings::limits_of;
 use crate::tensors::name;
 
@@ -24,7 +24,7 @@ type Told = (
     bool,
 );
 
-#[pyclass(frozen)]
+#[pyclass(frozen, weakref, module = "moe_wire_native")]
 pub struct Policy {
     combiner: Mutex<Combiner>,
 }
@@ -101,8 +101,7 @@ impl Policy {
         self.combiner.lock().unwrap().held_bytes()
     }
 
-    /// combined, open, duplicates, refused, missing, failed.
-    fn figures(&self) -> (u64, usize, u64, u64, u64, u64) {
+    fn figures(&self) -> Figures {
         let combiner = self.combiner.lock().unwrap();
         figures((combiner.tally(), combiner.open_calls()))
     }

@@ -22,10 +22,12 @@ use crate::sums::value;
 use crate::tensors::item_size;
 
 type Missing = (u32, String, usize);
+/// combined, open, duplicates, refused, missing, failed.
+pub type Figures = (u64, usize, u64, u64, u64, u64);
 type Failure = (u32, String, &'static str, String, f64);
 
 /// News of a layer call. kind: combined, incomplete, aggregator_lost or failed; the rest is as far as the kind has it.
-#[pyclass(frozen, get_all)]
+#[pyclass(frozen, get_all, module = "moe_wire_native")]
 pub struct Answer {
     kind: &'static str,
     rows: Option<Py<Memory>>,
@@ -106,7 +108,7 @@ struct Call {
     partial_dtype: Dtype,
 }
 
-#[pyclass(frozen)]
+#[pyclass(frozen, weakref, module = "moe_wire_native")]
 pub struct Router {
     inner: Arc<router::Router>,
 }
@@ -184,8 +186,8 @@ impl Router {
         py.detach(|| self.inner.set_endpoints(&experts, &aggregators));
     }
 
-    /// Of the combiner inside: combined, open, duplicates, refused, missing, failed. None where there is none.
-    fn combiner_figures(&self) -> Option<(u64, usize, u64, u64, u64, u64)> {
+    /// Of the combiner inside; None where there is none.
+    fn combiner_figures(&self) -> Option<Figures> {
         self.inner.combiner_figures().map(figures)
     }
 
@@ -201,7 +203,7 @@ impl Drop for Router {
     }
 }
 
-pub fn figures((tally, open): (Tally, usize)) -> (u64, usize, u64, u64, u64, u64) {
+pub fn figures((tally, open): (Tally, usize)) -> Figures {
     let Tally {
         combined,
         duplicates,

@@ -12,16 +12,20 @@ use crate::settings::Settings;
 /// moe.wire.settings.WireSettings.
 pub fn settings_of(given: &Bound<'_, PyAny>) -> PyResult<Settings> {
     let py = given.py();
-    let open_timeout: f64 = given.getattr(intern!(py, "open_timeout_s"))?.extract()?;
-    let open_timeout = Duration::try_from_secs_f64(open_timeout).map_err(|_| {
-        PyValueError::new_err(format!(
-            "open_timeout_s: got {open_timeout}, want seconds above 0"
-        ))
-    })?;
+    let seconds = |name| {
+        let got: f64 = given.getattr(name)?.extract()?;
+        Duration::try_from_secs_f64(got).map_err(|_| {
+            PyValueError::new_err(format!("{name}: got {got}, want seconds from 0 on"))
+        })
+    };
     Ok(Settings {
         max_message_bytes: given.getattr(intern!(py, "max_message_bytes"))?.extract()?,
         max_outbox_bytes: given.getattr(intern!(py, "max_outbox_bytes"))?.extract()?,
-        open_timeout,
+        open_timeout: seconds(intern!(py, "open_timeout_s"))?,
+        keepalive: seconds(intern!(py, "keepalive_s"))?,
+        max_concurrent_streams: given
+            .getattr(intern!(py, "max_concurrent_streams"))?
+            .extract()?,
         ..Settings::default()
     })
 }

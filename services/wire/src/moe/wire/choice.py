@@ -3,16 +3,10 @@
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from moe.runtime.errors import StartupError
 from moe.wire.ends import AggregatorEnd, ExpertEnd, RouterEnd
-
-Choice: TypeAlias = Literal["auto", "native", "grpcio"]
-
-WIRES = ("grpcio", "native")
-SLOWER = 8
-"""About how many times slower grpcio's hops are than the native wire's: the layer calls of docs/performance.md."""
+from moe.wire.names import WIRES, told
 
 
 @dataclass(frozen=True)
@@ -32,7 +26,7 @@ class Wire:
     @property
     def told(self) -> str:
         """The name for people, with what it costs."""
-        return self.name if self.name == "native" else f"{self.name} (about {SLOWER} times slower hops)"
+        return told(self.name)
 
 
 def load(wanted: str = "auto") -> Wire:

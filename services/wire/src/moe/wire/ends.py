@@ -1,6 +1,7 @@
 """What an implementation of the wire offers the process around it, beside the port that the engine and experts use."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc
@@ -32,11 +33,24 @@ class Served(Protocol):
         """Lets what was accepted be answered, then ends every stream: for `on_drain`."""
 
 
+@dataclass(frozen=True)
+class Computed:
+    """What an expert's end computed without the compute thread since the start. slots: expert id -> slots."""
+
+    rows: int = 0
+    batches: int = 0
+    busy_s: float = 0.0
+    slots: Mapping[int, int] = field(default_factory=dict)
+
+
 class ExpertEnd(ExpertWire, Served, Protocol):
     """The expert's end."""
 
-    def compute_natively(self, entries: "Mapping[int, tuple[int, int]]") -> bool:
-        """Has few rows answered without the compute thread: layer -> PackedGroup.entry(). False: it can't."""
+    def compute_natively(self, entries: Mapping[int, tuple[int, int]]) -> bool:
+        """Has few rows computed without the interpreter: layer -> PackedGroup.entry(). False: it can't."""
+
+    def computed(self) -> Computed:
+        """What came of it."""
 
 
 class AggregatorEnd(Served, Protocol):

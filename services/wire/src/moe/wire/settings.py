@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from moe.runtime.server_settings import ServerSettings
+
 MEBIBYTE = 2**20
 
 
@@ -12,11 +14,24 @@ class WireSettings:
     max_message_bytes: of one message either way; the same as the servers' `--max-message-bytes`.
     max_outbox_bytes: what may wait to be written on one stream; then its peer does not read, and parts fail.
     open_timeout_s: from dialling to the first message of a stream; generous, as a process may be starting.
+    keepalive_s: silence after which a peer is asked for a sign of life; 0 never asks.
+    max_concurrent_streams: on one accepted connection.
     """
 
     max_message_bytes: int = 64 * MEBIBYTE
     max_outbox_bytes: int = 256 * MEBIBYTE
     open_timeout_s: float = 10.0
+    keepalive_s: float = 600.0
+    max_concurrent_streams: int = 1024
+
+    @classmethod
+    def of(cls, server: ServerSettings) -> "WireSettings":
+        """The bounds that the server beside the wire has."""
+        return cls(
+            max_message_bytes=server.max_message_bytes,
+            keepalive_s=server.keepalive_s,
+            max_concurrent_streams=server.max_concurrent_streams,
+        )
 
 
 @dataclass(frozen=True)

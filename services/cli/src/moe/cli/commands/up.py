@@ -86,6 +86,10 @@ def _replicas_for(context: click.Context, parameter: click.Parameter, values: tu
     "--ready-timeout", type=click.FloatRange(0, min_open=True), default=300, show_default=True, metavar="S",
     help="Seconds until everything has to be ready.",
 )  # fmt: skip
+@click.option(
+    "--wire", type=click.Choice(["auto", "native", "grpcio"]), envvar="MOE_WIRE",
+    help="Implementation of the streams between the parts. Default: native where it is built, else grpcio.",
+)  # fmt: skip
 @click.option("--log-dir", type=click.Path(path_type=Path), help="Keep the processes' logs here after the end.")
 @click.option("--no-table", is_flag=True, help="Lines instead of the live table, in a terminal too.")
 @json_option("One JSON object per event.")
@@ -119,6 +123,7 @@ def launch_of(path: Path, facts: ModelFacts, chosen: dict[str, Any]) -> Launch:
         missing_policy=chosen["missing_policy"],
         layer_timeout_s=chosen["layer_timeout"],
         kv_tokens=chosen["kv_tokens"],
+        wire=chosen["wire"],
     )
     return Launch(
         package=path,

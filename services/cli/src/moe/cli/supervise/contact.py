@@ -47,13 +47,15 @@ class Contact:
             return None
         return answer
 
-    async def facts(self, timeout_s: float) -> dict[str, str]:
-        """What it says of itself beside its name, such as what deterministic mode costs; empty when it is silent."""
+    async def describe(self, timeout_s: float) -> control_pb2.DescribeResponse:
+        """What it says of itself; empty when it is silent."""
         try:
-            answer = await self._control.Describe(control_pb2.DescribeRequest(), timeout=timeout_s)
+            answer: control_pb2.DescribeResponse = await self._control.Describe(
+                control_pb2.DescribeRequest(), timeout=timeout_s
+            )
         except grpc.aio.AioRpcError:
-            return {}
-        return dict(answer.facts)
+            return control_pb2.DescribeResponse()
+        return answer
 
     async def close(self) -> None:
         """Closes the connection."""

@@ -49,6 +49,7 @@ class Options:
     missing_policy: str | None = None
     layer_timeout_s: float | None = None
     kv_tokens: int | None = None
+    wire: str | None = None
 
 
 def lay_out(plan: Plan, places: Places, options: Options, free_port: Callable[[], int]) -> tuple[ProcessSpec, ...]:
@@ -112,7 +113,11 @@ class _Layout:
         experts: tuple[int, ...] = (),
     ) -> ProcessSpec:
         common = _flags(
-            name=name, listen=endpoint, drain_timeout_s=DRAIN_TIMEOUT_S, deterministic=self._options.deterministic
+            name=name,
+            listen=endpoint,
+            drain_timeout_s=DRAIN_TIMEOUT_S,
+            deterministic=self._options.deterministic,
+            wire=self._options.wire,
         )
         return ProcessSpec(name, role, MODULES[role], (*common, *flags), endpoint, group, experts)
 

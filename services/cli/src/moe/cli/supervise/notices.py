@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from moe.cli.supervise.deployment import Deployment
 from moe.cli.supervise.fleet import Change
 from moe.cli.supervise.lifecycle import Process, State
+from moe.wire.names import told
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ def of_up(deployment: Deployment) -> Notice:
 def of_deterministic(router: str, cost: str) -> Notice:
     """The notice of what deterministic mode costs, as a router has measured it."""
     return Notice("deterministic", f"deterministic: {cost}", router, {"cost": cost})
+
+
+def of_wire(router: str, wire: str) -> Notice:
+    """The notice of which implementation carries the layer calls, and what it costs if it is the slow one."""
+    return Notice("wire", f"wire: {told(wire)}", router, {"wire": wire})
 
 
 def of_crash_loop(process: Process, log: tuple[str, ...]) -> Notice:

@@ -18,7 +18,7 @@ from moe.cli.supervise.notices import Notice
 from moe.cli.supervise.publisher import Publisher
 from moe.cli.supervise.samples import Sample, Samples
 from moe.cli.supervise.spawner import LOG_NAME, Spawner
-from moe.cli.supervise.spec import ProcessSpec
+from moe.cli.supervise.spec import ProcessSpec, Role
 
 _TICK_S = 0.1
 _STARTING_CHECK_S = 0.2
@@ -169,13 +169,15 @@ class Supervisor:
         first = isinstance(health, Healthy) and self.fleet.processes[name].state is State.STARTING
         self._apply(self.fleet.handle(name, health, time.monotonic()))
         if first:
-            await self._tell_cost(name, contact)
+            await self._tell_costs(name, contact)
         if self._with_samples and isinstance(health, Healthy):
             stats = await contact.stats(_CHECK_TIMEOUT_S)
             if stats is not None and self.fleet.processes[name].pid == pid:
                 self.samples.add(name, Sample(time.monotonic(), stats))
 
-    async def _tell_cost(self, name: str, contact: Contact) -> None:
-        cost = (await contact.facts(_CHECK_TIMEOUT_S)).get("deterministic_cost")
-        if cost:
+    async def _tell_costs(self, name: str, contact: Contact) -> None:
+        told = await contact.describe(_CHECK_TIMEOUT_S)
+        if cost := told.facts.get("deterministic_cost"):
             self._tell(notices.of_deterministic(name, cost))
+        if self.fleet.specs[name].role is Role.ROUTER:
+            self._tell(notices.of_wire(name, told.wire))

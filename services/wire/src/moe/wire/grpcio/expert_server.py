@@ -14,6 +14,7 @@ from moe.runtime.errors import InvalidRequest
 from moe.runtime.front import Front
 from moe.runtime.tensors import to_message
 from moe.wire.dispatches import read_dispatch
+from moe.wire.ends import Computed
 from moe.wire.expert_inbox import ExpertInbox
 from moe.wire.grpcio.dispatch_stream import DispatchStream, Ticket
 from moe.wire.grpcio.loop_thread import post
@@ -86,6 +87,10 @@ class ExpertServer(expert_pb2_grpc.ExpertServiceServicer):
         """See ExpertEnd: every batch goes through the interpreter here."""
         del entries
         return False
+
+    def computed(self) -> Computed:
+        """See ExpertEnd."""
+        return Computed()
 
     def drain(self) -> None:
         """See ExpertWire. From any thread."""

@@ -4,10 +4,12 @@ The same streams as moe.wire.grpcio, with which it mixes freely. ImportError whe
 grpcio is the wire (moe.wire.choice).
 """
 
+from moe.wire.native.aggregator_server import AggregatorServer
+from moe.wire.native.expert_server import ExpertServer
 from moe.wire.native.router_client import RouterClient
 from moe.wire.settings import WireSettings
 
 OWN_COMBINER = True
 """It brings the combiner along: its ends take a combiner's limits instead of a combiner."""
 
-__all__ = ["OWN_COMBINER", "RouterClient", "WireSettings"]
+__all__ = ["OWN_COMBINER", "AggregatorServer", "ExpertServer", "RouterClient", "WireSettings"]

@@ -5,13 +5,12 @@ caretaker serves them between calls.
 """
 
 import asyncio
-import atexit
-import weakref
 from collections.abc import Sequence
 
 import moe_wire_native
 from moe.runtime.process import new_instance_id
 from moe.wire.combining import CombinerStats
+from moe.wire.native.closing import close_at_exit
 from moe.wire.native.memory import tensor_of
 from moe.wire.port import (
     AggregatorLost,
@@ -46,7 +45,7 @@ class RouterClient:
     ) -> None:
         del loop
         self._native = moe_wire_native.Router(f"{router}.{new_instance_id()}", combiner, settings or WireSettings())
-        _open.add(self)
+        close_at_exit(self._native)
 
     def exchange(self, call: LayerCall, targets: Sequence[Target], aggregator: str | None, until: float) -> Outcome:
         """See RouterWire."""
@@ -96,13 +95,3 @@ def _without_rows(answer: moe_wire_native.Answer) -> Outcome:
     if answer.kind == "aggregator_lost":
         return AggregatorLost(answer.message)
     return CallFailed(answer.message, answer.deadline)
-
-
-_open: "weakref.WeakSet[RouterClient]" = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """Before the interpreter ends: a caretaker's thread that then asked for its lock would bring the process down."""
-    for client in list(_open):
-        client.close()
