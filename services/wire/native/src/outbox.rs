@@ -81,6 +81,15 @@ pub fn outbox<M>(max_bytes: usize) -> (Outbox<M>, Pump<M>) {
 impl<M> Outbox<M> {
     /// Queues a message; false, and `done` is dropped uncalled, when the bound is reached or the stream is over.
     pub fn put(&self, message: M, size: usize, done: Option<Done>) -> bool {
+        let queued = self.put_later(message, size, done);
+        if queued {
+            self.flush();
+        }
+        queued
+    }
+
+    /// As `put`, but it waits for another message, or `flush`, to go out with.
+    pub fn put_later(&self, message: M, size: usize, done: Option<Done>) -> bool {
         let mut inner = self.0.inner.lock().unwrap();
         let size = size + BYTES_PER_MESSAGE;
         if inner.gone || inner.ended || (inner.bytes > 0 && inner.bytes + size > self.0.max_bytes) {
@@ -92,12 +101,21 @@ impl<M> Outbox<M> {
             done,
         });
         inner.bytes += size;
-        let waker = inner.waker.take();
-        drop(inner);
+        true
+    }
+
+    /// Has the transport take what waits.
+    pub fn flush(&self) {
+        let waker = {
+            let mut inner = self.0.inner.lock().unwrap();
+            match inner.waiting.is_empty() {
+                true => None,
+                false => inner.waker.take(),
+            }
+        };
         if let Some(waker) = waker {
             waker.wake();
         }
-        true
     }
 
     /// Ends the stream: once what is queued is written, or at once with an error.
@@ -259,6 +277,26 @@ mod tests {
         assert_eq!(told.load(Ordering::SeqCst), 101);
         assert!(!outbox.put(3, 1, None));
         outbox.wait_below(0).await;
+    }
+
+    #[tokio::test]
+    async fn what_may_wait_goes_out_with_the_next_message_or_when_it_is_told_to() {
+        let (outbox, mut pump) = outbox::<u8>(1000);
+        let reading = tokio::spawn(async move {
+            let first = pump.next().await.unwrap().unwrap();
+            (first, pump)
+        });
+        tokio::task::yield_now().await;
+        outbox.put_later(1, 1, None);
+        tokio::task::yield_now().await;
+        assert!(!reading.is_finished());
+        outbox.flush();
+        let (first, mut pump) = reading.await.unwrap();
+        assert_eq!(first, 1);
+        outbox.put_later(2, 1, None);
+        outbox.put(3, 1, None);
+        assert_eq!(pump.next().await.unwrap().unwrap(), 2);
+        assert_eq!(pump.next().await.unwrap().unwrap(), 3);
     }
 
     #[tokio::test]
