@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from moe.discovery.directory import Snapshot
+from moe.discovery.directory import NO_WISHES, RoutingWishes, Snapshot
 from moe.wire.port import LayerCall
 
 
@@ -19,6 +19,14 @@ class FixedDirectory:
     def wait_newer(self, version: int, timeout_s: float) -> Snapshot:
         """Nothing ever changes."""
         return self._snapshot
+
+    def wishes(self) -> RoutingWishes:
+        """Nobody wishes anything."""
+        return NO_WISHES
+
+    def trouble(self) -> str:
+        """Nothing can go wrong."""
+        return ""
 
     def close(self) -> None:
         """Nothing is watched."""

@@ -98,7 +98,7 @@ def _start(words: Sequence[str], talk: Talk) -> None:
 
 
 def _one_process(package: str, threads: str, folder: Path, address: str, talk: Talk) -> None:
-    words = ["--package", package, "--name", "one", "--directory", str(folder / "none"), "--aggregator", "embedded"]
+    words = ["--package", package, "--name", "one", "--discovery", f"file:{folder}/none", "--aggregator", "embedded"]
     with processes(folder) as started:
         words = [*words, "--listen", address, "--threads", threads]
         started.start("one", "benchmarks.end_to_end.one_process", words, {**_SPIN, "OMP_NUM_THREADS": threads})

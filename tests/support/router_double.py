@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from moe.discovery.directory import AggregatorReplica, ExpertReplica, Snapshot
+from moe.discovery.directory import NO_WISHES, AggregatorReplica, ExpertReplica, RoutingWishes, Snapshot
 from moe.wire.port import (
     AggregatorLost,
     CallFailed,
@@ -37,6 +37,7 @@ class ListedDirectory:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
+        self._wishes = NO_WISHES
 
     def current(self) -> Snapshot:
         return self._snapshot
@@ -44,8 +45,18 @@ class ListedDirectory:
     def wait_newer(self, version: int, timeout_s: float) -> Snapshot:
         return self._snapshot
 
+    def wishes(self) -> RoutingWishes:
+        return self._wishes
+
+    def trouble(self) -> str:
+        return ""
+
     def close(self) -> None:
         pass
+
+    def wish(self, wishes: RoutingWishes) -> None:
+        """From now on."""
+        self._wishes = wishes
 
     def put(self, experts: Sequence[ExpertReplica], aggregators: Sequence[AggregatorReplica] = ()) -> None:
         """The next version."""

@@ -71,13 +71,13 @@ class Deployment:
 
     def start_aggregator(self) -> None:
         """Starts agg-0."""
-        words = ("--name", "agg-0", "--listen", self.address("agg-0"), "--directory", str(self._directory))
+        words = ("--name", "agg-0", "--listen", self.address("agg-0"), "--discovery", f"file:{self._directory}")
         self.processes["agg-0"] = start("moe.aggregator", self.folder / "agg-0.log", *words, *self.flags)
 
     def start_router(self, name: str, *more: str) -> None:
         """Starts a router."""
         words = ("--package", str(self.package), "--name", name, "--listen", self.address(name))
-        words = (*words, "--directory", str(self._directory))
+        words = (*words, "--discovery", f"file:{self._directory}")
         self.processes[name] = start("moe.router", self.folder / f"{name}.log", *words, *self.flags, *more)
 
     @property

@@ -41,7 +41,7 @@ class AggregatorUnderTest:
         write(self.file, Snapshot(version, "toy", replicas))
 
     def start(self) -> None:
-        flags = ["--name", "agg-0", "--listen", self.endpoint, "--directory", str(self.file)]
+        flags = ["--name", "agg-0", "--listen", self.endpoint, "--discovery", f"file:{self.file}"]
         self._child = subprocess.Popen([sys.executable, "-m", "moe.aggregator", *flags])
         wait_until(self._serving, "the aggregator's readiness", _START_PATIENCE_S)
 
@@ -154,7 +154,7 @@ def test_answers_open_calls_before_it_ends(experts: Stage, attempts: Attempts, a
 
 @pytest.mark.parametrize(
     ("flags", "complaint"),
-    [([], "--name"), (["--name", "a", "--listen", "x:1", "--directory", "/tmp/d", "--threads", "0"], "--threads")],
+    [([], "--name"), (["--name", "a", "--listen", "x:1", "--discovery", "file:/tmp/d", "--threads", "0"], "--threads")],
 )
 def test_bad_settings_are_named_and_end_with_2(
     capsys: pytest.CaptureFixture[str], flags: list[str], complaint: str
@@ -166,7 +166,7 @@ def test_bad_settings_are_named_and_end_with_2(
 
 
 def test_an_address_that_is_none_is_named_and_ends_with_2() -> None:
-    flags = ["--name", "a", "--listen", "nowhere", "--directory", "/tmp/d"]
+    flags = ["--name", "a", "--listen", "nowhere", "--discovery", "file:/tmp/d"]
     done = subprocess.run([sys.executable, "-m", "moe.aggregator", *flags], capture_output=True, check=False)
     assert done.returncode == 2
     assert b"error: cannot listen on 'nowhere'" in done.stderr

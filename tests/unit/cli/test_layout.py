@@ -68,7 +68,7 @@ def test_an_embedded_aggregator_is_no_process_and_the_router_is_told():
 
 def test_a_router_with_aggregators_finds_them_in_the_directory():
     router = by_name(laid_out())["router-0"]
-    assert [flag(router, name) for name in ("--aggregator", "--directory")] == ["directory", str(PLACES.directory)]
+    assert [flag(router, name) for name in ("--aggregator", "--discovery")] == ["directory", f"file:{PLACES.directory}"]
 
 
 def test_tcp_gives_every_process_a_port_of_its_own():

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from moe.discovery.directory import ExpertReplica, Snapshot
+from moe.discovery.directory import ExpertReplica, RoutingWishes, Snapshot
 from moe.router.call_result import LayerResult
 from moe.router.dispatch import plan_parts
 from moe.router.fleet import FleetTracker
@@ -67,6 +67,45 @@ def test_a_call_sends_every_part_once_and_gives_the_sum() -> None:
         (),
         [(7, 0, "g0-0"), (7, 1, "g1-0")],
     )
+
+
+def test_a_wished_policy_acts_from_the_next_call_on() -> None:
+    stage = Stage(WAIT)
+    stage.run()
+    stage.directory.put(listing([[0, 1]]).experts, listing([]).aggregators)
+
+    stage.directory.wish(RoutingWishes(missing_policy="fail"))
+
+    assert set(lost(stage.run())) == {1, 2}
+
+
+def test_a_wished_timeout_acts_from_the_next_call_on() -> None:
+    stage = Stage(WAIT)
+    stage.directory.put(listing([[0, 1]]).experts, listing([]).aggregators)
+    before = stage.clock()
+
+    stage.directory.wish(RoutingWishes(layer_timeout_s=3.0))
+    stage.run()
+
+    assert 3.0 <= stage.clock() - before < 6.0
+
+
+def test_a_withdrawn_wish_leaves_what_the_router_was_started_with() -> None:
+    stage = Stage(WAIT)
+    stage.directory.wish(RoutingWishes("fail", 3.0, 1.0))
+    stage.run()
+
+    stage.directory.wish(RoutingWishes())
+    stage.run()
+
+    assert (stage.caller.settings.policy, stage.caller.settings.timeout_s) == (WAIT, 10.0)
+
+
+def test_a_wish_that_nobody_understands_changes_nothing() -> None:
+    stage = Stage(FAIL)
+    stage.directory.wish(RoutingWishes(missing_policy="pray"))
+    stage.run()
+    assert stage.caller.settings.policy is FAIL
 
 
 def test_the_wire_is_told_of_all_endpoints_ready_or_not() -> None:

@@ -25,7 +25,7 @@ def settings_for(package: Path, message_bytes: int = 2**26, **scheduling: int) -
         scheduling=SchedulingSettings(**scheduling),
         package=package,
         name="router-0",
-        directory=package / "directory.json",
+        discovery=f"file:{package}/directory.json",
     )
 
 

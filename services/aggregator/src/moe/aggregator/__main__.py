@@ -1,4 +1,4 @@
-"""Runs an aggregator: `python -m moe.aggregator --name NAME --listen ADDRESS --directory FILE`."""
+"""Runs an aggregator: `python -m moe.aggregator --name NAME --listen ADDRESS --discovery file:FILE`."""
 
 import sys
 from collections.abc import Sequence

@@ -12,7 +12,7 @@ from moe.aggregator.hosting import combiner_for
 from moe.aggregator.settings import AggregatorSettings
 from moe.api.aggregator.v1 import aggregator_pb2
 from moe.api.control.v1 import control_pb2
-from moe.discovery.file import FileDirectory
+from moe.discovery.source import open_directory
 from moe.runtime.process import new_instance_id
 from moe.runtime.server import Service
 from moe.wire.choice import load as load_wire
@@ -56,7 +56,7 @@ class AggregatorProcess:
         self._wire = wire.aggregator(combiner, settings.name, self._instance, WireSettings.of(settings.server))
         logger.info("wire: %s", wire.told)
         self._wire.register(server)
-        self._follower = ExpertFollower(FileDirectory(self._settings.directory), self._wire.set_experts)
+        self._follower = ExpertFollower(open_directory(self._settings.discovery), self._wire.set_experts)
 
     async def _drain(self) -> None:
         if self._wire:
@@ -75,7 +75,7 @@ class AggregatorProcess:
             name=settings.name,
             wire=self._implementation.name,
             deterministic=settings.deterministic,
-            facts={"threads": str(settings.threads), "directory": str(settings.directory)},
+            facts={"threads": str(settings.threads), "discovery": settings.discovery},
         )
 
     def _stats(self) -> control_pb2.StatsResponse:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 from typing import Literal
-from pathlib import Path
 
+from moe.discovery.source import HELP as DISCOVERY_HELP
 from moe.runtime.server import ServerSettings
 from moe.runtime.settings import setting
 from moe.runtime.telemetry import TelemetrySettings
@@ -21,9 +21,7 @@ class AggregatorSettings:
     server: ServerSettings
     telemetry: TelemetrySettings
     name: str = setting(help="Name of this process in the plan, such as agg-0.")
-    directory: Path = setting(  # noqa: RUF009 - declares a field
-        help="File that lists the experts to collect from; it is followed as it changes."
-    )
+    discovery: str = setting(help=DISCOVERY_HELP)
     wire: Literal["auto", "native", "grpcio"] = setting(
         "auto",
         help="Implementation of the streams between the parts: native is fastest and needs `make setup` with a Rust "

@@ -39,6 +39,21 @@ class Snapshot:
     aggregators: tuple[AggregatorReplica, ...] = ()
 
 
+@dataclass(frozen=True)
+class RoutingWishes:
+    """What is wished of routing while routers run; None leaves what a router was started with.
+
+    missing_policy: wait, renormalise or fail. The others in seconds, as the router's settings of these names.
+    """
+
+    missing_policy: str | None = None
+    layer_timeout_s: float | None = None
+    hedge_after_s: float | None = None
+
+
+NO_WISHES = RoutingWishes()
+
+
 class Directory(Protocol):
     """Where snapshots come from."""
 
@@ -47,6 +62,12 @@ class Directory(Protocol):
 
     def wait_newer(self, version: int, timeout_s: float) -> Snapshot:
         """Blocks until a snapshot newer than `version` is there or the time is up; returns the newest."""
+
+    def wishes(self) -> RoutingWishes:
+        """The newest wishes; the same object as long as nothing has changed. Cheap; never blocks."""
+
+    def trouble(self) -> str:
+        """Why what is known may be old, in a sentence for people; empty when it is not."""
 
     def close(self) -> None:
         """Stops watching."""

@@ -1,23 +1,20 @@
 """The directory in a file: `moe up` writes it, routers and aggregators on the same machine follow it."""
 
 import contextlib
-import dataclasses
 import logging
 import os
 import tempfile
 import threading
-import time
 from pathlib import Path
 
-from moe.discovery.directory import Snapshot
+from moe.discovery.directory import NO_WISHES, RoutingWishes, Snapshot
 from moe.discovery.document import DirectoryError, decode, encode
+from moe.discovery.published import Published
 
 logger = logging.getLogger("moe.discovery")
 
 POLL_INTERVAL_S = 0.05
 """Between two looks at the file: one stat(2), a few microseconds; a new replica is seen within a decode step."""
-
-_NOTHING = Snapshot(version=0, model="", experts=())
 
 _Stamp = tuple[int, int, int]
 
@@ -49,38 +46,36 @@ class FileDirectory:
     def __init__(self, path: Path, poll_interval_s: float = POLL_INTERVAL_S) -> None:
         self._path = path
         self._poll_interval_s = poll_interval_s
-        self._changed = threading.Condition()
-        self._snapshot = _NOTHING
+        self._published = Published()
         self._stamp: _Stamp | None = None
         self._complaint = ""
-        self._closed = threading.Event()
         self._look()
         self._watcher = threading.Thread(target=self._watch, name="directory-watcher", daemon=True)
         self._watcher.start()
 
     def current(self) -> Snapshot:
         """The newest snapshot. Cheap; never blocks."""
-        return self._snapshot
+        return self._published.current()
 
     def wait_newer(self, version: int, timeout_s: float) -> Snapshot:
         """Blocks until a snapshot newer than `version` is there, the time is up or `close`; returns the newest."""
-        until = time.monotonic() + timeout_s
-        with self._changed:
-            while self._snapshot.version <= version and not self._closed.is_set():
-                remaining = until - time.monotonic()
-                if remaining <= 0 or not self._changed.wait(remaining):
-                    break
-            return self._snapshot
+        return self._published.wait_newer(version, timeout_s)
+
+    def wishes(self) -> RoutingWishes:
+        """None: a file says who serves, not how to route."""
+        return NO_WISHES
+
+    def trouble(self) -> str:
+        """What is wrong with the file; empty when nothing is."""
+        return self._complaint
 
     def close(self) -> None:
         """Stops watching and wakes whoever waits. Doing it twice is no harm."""
-        self._closed.set()
-        with self._changed:
-            self._changed.notify_all()
+        self._published.close()
         self._watcher.join()
 
     def _watch(self) -> None:
-        while not self._closed.wait(self._poll_interval_s):
+        while not self._published.closed(self._poll_interval_s):
             self._look()
 
     def _look(self) -> None:
@@ -92,20 +87,12 @@ class FileDirectory:
                 return
             text = self._path.read_text(encoding="utf-8")
             self._stamp = stamp
-            self._take(decode(text))
+            self._published.publish(decode(text))
             self._complaint = ""
         except (OSError, UnicodeDecodeError, DirectoryError) as error:
             self._complain(str(error))
 
-    def _take(self, found: Snapshot) -> None:
-        last = self._snapshot
-        if dataclasses.replace(found, version=last.version) == last and found.version <= last.version:
-            return
-        with self._changed:
-            self._snapshot = dataclasses.replace(found, version=max(found.version, last.version + 1))
-            self._changed.notify_all()
-
     def _complain(self, complaint: str) -> None:
         if complaint != self._complaint:
-            logger.warning("directory %s: %s; keeping version %d", self._path, complaint, self._snapshot.version)
+            logger.warning("directory %s: %s; keeping version %d", self._path, complaint, self.current().version)
         self._complaint = complaint

@@ -1,4 +1,4 @@
-"""Runs a router: `python -m moe.router --package DIR --name NAME --listen ADDRESS --directory FILE`."""
+"""Runs a router: `python -m moe.router --package DIR --name NAME --listen ADDRESS --discovery file:FILE`."""
 
 import sys
 from collections.abc import Sequence

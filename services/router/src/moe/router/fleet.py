@@ -3,7 +3,7 @@
 import logging
 import threading
 
-from moe.discovery.directory import Directory
+from moe.discovery.directory import Directory, RoutingWishes
 from moe.router.groups import Fleet, FleetError, empty_fleet, updated
 
 logger = logging.getLogger("moe.router")
@@ -18,6 +18,10 @@ class FleetTracker:
         self._lock = threading.Lock()
         self._seen: int | None = None
         self._fleet = empty_fleet(experts)
+
+    def wishes(self) -> RoutingWishes:
+        """What is wished of routing now; the same object as long as nothing has changed."""
+        return self._directory.wishes()
 
     def current(self) -> Fleet:
         """The fleet now; the same object as long as nothing has changed. Cheap; never blocks on I/O."""

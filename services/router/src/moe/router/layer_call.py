@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 import torch
+from moe.discovery.directory import NO_WISHES, RoutingWishes
 from moe.router.call_parts import PATIENT, CallParts, GivenUp
 from moe.router.call_result import (
     CallFacts,
@@ -71,6 +72,17 @@ class CallSettings:
     seat: int = 0
     partial_dtype: torch.dtype | None = None
     hedge_after_s: float = 0.0
+
+
+def wished(started_with: CallSettings, wishes: RoutingWishes) -> CallSettings:
+    """The settings with what is wished now in place of what the router was started with. Raises ValueError."""
+    policy, timeout_s, hedge_after_s = wishes.missing_policy, wishes.layer_timeout_s, wishes.hedge_after_s
+    return replace(
+        started_with,
+        policy=started_with.policy if policy is None else MissingPolicy(policy),
+        timeout_s=started_with.timeout_s if timeout_s is None else timeout_s,
+        hedge_after_s=started_with.hedge_after_s if hedge_after_s is None else hedge_after_s,
+    )
 
 
 @dataclass
@@ -137,7 +149,8 @@ class LayerCaller:
     ) -> None:
         self._wire = wire
         self._fleet = fleet
-        self._settings = settings
+        self._started_with = self._settings = settings
+        self._wishes = NO_WISHES
         self._clock = clock
         self._sleep = sleep
         self._suspects = Suspects(_SUSPECT_S, _LONGEST_SUSPECT_S)
@@ -156,6 +169,26 @@ class LayerCaller:
             self._wire.set_endpoints([replica.endpoint for replica in fleet.snapshot.experts], aggregators)
         return fleet
 
+    @property
+    def settings(self) -> CallSettings:
+        """What calls are made with now."""
+        return self._settings
+
+    def _heed(self) -> None:
+        """Takes over what is wished now; a call that is under way ends as it began."""
+        wishes = self._fleet.wishes()
+        if wishes is self._wishes:
+            return
+        self._wishes, before = wishes, self._settings
+        try:
+            self._settings = wished(self._started_with, wishes)
+        except ValueError as error:
+            logger.error("wishes are not heeded, going on with %s: %s", before, error)
+            return
+        if self._settings.hedge_after_s != before.hedge_after_s:
+            self._patience = Patience(self._settings.hedge_after_s)
+        logger.info("layer calls from now on: %s", self._settings)
+
     def run(
         self,
         layer: int,
@@ -170,6 +203,7 @@ class LayerCaller:
         meanwhile: called at most once, as soon as parts are on their way; its errors pass through, and the call is
         abandoned. Raises Abandoned.
         """
+        self._heed()
         deadline = self._clock() + self._settings.timeout_s
         policy, partial_dtype = self._settings.policy, self._settings.partial_dtype
         call = LayerCall(0, layer, hidden, tuple(parts), policy, deadline, partial_dtype)

@@ -13,7 +13,7 @@ from moe.aggregator.hosting import combiner_for
 from moe.api.control.v1 import control_pb2
 from moe.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from moe.discovery.directory import Directory
-from moe.discovery.file import FileDirectory
+from moe.discovery.source import open_directory
 from moe.router.engine import Engine, EngineSettings
 from moe.router.fleet import FleetTracker
 from moe.router.front_desk import DeskTools, FrontDesk
@@ -46,7 +46,7 @@ class RouterProcess:
         self._package = open_package(settings)
         self._embedded = settings.aggregator == "embedded"
         self._implementation = load_wire(settings.wire)
-        self._directory: Directory = FileDirectory(settings.directory)
+        self._directory: Directory = open_directory(settings.discovery)
         self._fleet = FleetTracker(self._directory, self._package.manifest.expert_count)
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
         self._desk = FrontDesk(settings.name, stall_s=settings.scheduling.stall_timeout_s, executor=self._executor)
@@ -140,7 +140,13 @@ class RouterProcess:
             "aggregator": settings.aggregator,
             "missing_policy": settings.missing_policy,
             "layer_timeout_s": f"{settings.layer_timeout_s:g}",
+            "discovery": settings.discovery,
         }
+        if self._caller:
+            facts["missing_policy"] = self._caller.settings.policy.value
+            facts["layer_timeout_s"] = f"{self._caller.settings.timeout_s:g}"
+        if trouble := self._directory.trouble():
+            facts["discovery_trouble"] = trouble
         if self._model:
             if self._model.deterministic_cost:
                 facts["deterministic_cost"] = self._model.deterministic_cost

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from moe.discovery.source import HELP as DISCOVERY_HELP
 from moe.runtime.server import ServerSettings
 from moe.runtime.settings import setting
 from moe.runtime.telemetry import TelemetrySettings
@@ -84,9 +85,7 @@ class RouterSettings:
         help="Directory of the model package; experts' files in it are not read."
     )
     name: str = setting(help="Name of this process in the plan, such as router-0.")
-    directory: Path = setting(  # noqa: RUF009 - declares a field
-        help="File that lists experts and aggregators; watched for changes."
-    )
+    discovery: str = setting(help=DISCOVERY_HELP)
     aggregator: Literal["directory", "embedded"] = setting(
         "directory",
         help="Where partials are added: by an aggregator of the directory, or inside this process, which saves a hop "

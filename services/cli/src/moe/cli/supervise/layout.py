@@ -86,13 +86,13 @@ class _Layout:
 
     def aggregator(self, plan: Plan, name: str) -> ProcessSpec:
         endpoint = self._endpoint(name, tcp=self._places.tcp or plan.placement is Placement.PROCESS)
-        return self._process(name, Role.AGGREGATOR, endpoint, _flags(directory=self._places.directory))
+        return self._process(name, Role.AGGREGATOR, endpoint, _flags(discovery=f"file:{self._places.directory}"))
 
     def router(self, plan: Plan, router: RouterPlan) -> ProcessSpec:
         endpoint = self._places.listen or self._endpoint(router.name, tcp=self._places.tcp)
         flags = _flags(
             package=self._places.package,
-            directory=self._places.directory,
+            discovery=f"file:{self._places.directory}",
             aggregator="directory" if router.aggregators else "embedded",
             threads=plan.threads.router,
             dtype=self._options.dtype,
