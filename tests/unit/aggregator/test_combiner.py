@@ -117,7 +117,7 @@ def test_the_first_arrival_of_a_part_wins() -> None:
         (torch.zeros(3, 2), r"shape: got [3, 2], want [2, 2]"),
         (torch.zeros(2, 3), r"shape: got [2, 3], want [2, 2]"),
         (torch.zeros(4), r"shape: got [4], want [2, 2]"),
-        (torch.zeros(2, 2, dtype=torch.int32), "dtype: got torch.int32"),
+        (torch.zeros(2, 2, dtype=torch.int32), "dtype: got int32"),
     ],
 )
 def test_refuses_a_part_that_can_not_be_added(rows: torch.Tensor, reason: str) -> None:
@@ -356,7 +356,7 @@ def test_memory_is_free_again_after_the_answer() -> None:
     [
         (CallPlan(KEY, 0, 2, torch.float32, WAIT, None, ()), "at least 1, got 0 and 2"),
         (CallPlan(KEY, 2**31, 2**31, torch.float32, WAIT, None, ()), "send fewer tokens"),
-        (CallPlan(KEY, 1, 2, torch.int32, WAIT, None, ()), "plan.dtype: got torch.int32"),
+        (CallPlan(KEY, 1, 2, torch.int32, WAIT, None, ()), "plan.dtype: got int32"),
     ],
 )
 def test_rejects_a_plan_of_impossible_size(plan: CallPlan, message: str) -> None:
@@ -373,7 +373,7 @@ def test_rejects_a_plan_of_impossible_size(plan: CallPlan, message: str) -> None
         ([0, 3], [1.0, 1.0], "within 0 to 2"),
         ([-1, 0], [1.0, 1.0], "within 0 to 2"),
         ([], [], "at least one row"),
-        ([0, 1], [1.0], "row_weights: got torch.float32 [1], want float32 [2]"),
+        ([0, 1], [1.0], "row_weights: got float32 [1], want float32 [2]"),
         ([0, 1], [1.0, float("nan")], "row_weights: must be finite"),
     ],
 )

@@ -1,7 +1,7 @@
 """Whatever the order and number of arrivals, an answer has the bits of the addition in ascending part order."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from moe.aggregator.combiner import Combiner
 from moe.wire.combining import Answered, CallKey, CallPlan, PlannedPart
@@ -32,7 +32,12 @@ def _by_hand(plan: CallPlan, rows: dict[int, Tensor]) -> Tensor:
     return sums
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(
+    max_examples=200,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # which combiner it is does not change
+)
 @given(
     seed=st.integers(0, 1000),
     extra=st.lists(st.integers(0, PARTS - 1), max_size=8),

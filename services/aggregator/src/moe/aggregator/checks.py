@@ -20,7 +20,7 @@ def plan_fault(plan: CallPlan, limits: CombinerLimits) -> str | None:
     if plan.tokens < 1 or plan.hidden < 1:
         return f"plan: tokens and hidden must be at least 1, got {plan.tokens} and {plan.hidden}"
     if plan.dtype not in FLOATS:
-        return f"plan.dtype: got {plan.dtype}, want float32, bfloat16 or float16"
+        return f"plan.dtype: got {_name(plan.dtype)}, want float32, bfloat16 or float16"
     size = plan.tokens * plan.hidden * plan.dtype.itemsize
     if size > limits.answer_bytes:
         return (
@@ -36,14 +36,16 @@ def plan_fault(plan: CallPlan, limits: CombinerLimits) -> str | None:
 def _planned_part_fault(part: PlannedPart, plan: CallPlan) -> str | None:
     index, weights, name = part.token_index, part.row_weights, f"plan.parts[part={part.part}]"
     if index.dtype != torch.int32 or index.dim() != 1 or len(index) == 0:
-        return f"{name}.token_index: got {index.dtype} {list(index.shape)}, want int32 [rows] with at least one row"
+        return (
+            f"{name}.token_index: got {_name(index.dtype)} {list(index.shape)}, want int32 [rows] with at least one row"
+        )
     rising = bool((index[1:] > index[:-1]).all())
     if not rising or int(index[0]) < 0 or int(index[-1]) >= plan.tokens:
         return f"{name}.token_index: must rise strictly within 0 to {plan.tokens - 1}"
     if plan.policy is not MissingPolicy.RENORMALISE:
         return None
     if weights is None or weights.dtype != torch.float32 or weights.shape != index.shape:
-        got = "none" if weights is None else f"{weights.dtype} {list(weights.shape)}"
+        got = "none" if weights is None else f"{_name(weights.dtype)} {list(weights.shape)}"
         return f"{name}.row_weights: got {got}, want float32 [{len(index)}], which renormalise scales by"
     return None if bool(torch.isfinite(weights).all()) else f"{name}.row_weights: must be finite"
 
@@ -52,7 +54,7 @@ def part_fault(rows: Tensor, planned: PlannedPart, plan: CallPlan) -> str | None
     """What is wrong with a partial that arrived for `planned`; None for a good one."""
     want = (len(planned.token_index), plan.hidden)
     if rows.dtype not in FLOATS:
-        return f"dtype: got {rows.dtype}, want float32, bfloat16 or float16"
+        return f"dtype: got {_name(rows.dtype)}, want float32, bfloat16 or float16"
     if tuple(rows.shape) != want:
         return f"shape: got {list(rows.shape)}, want {list(want)}"
     return value_fault(rows, torch.finfo(torch.float32).max / len(plan.parts))
@@ -83,3 +85,7 @@ def _same_part(one: PlannedPart, other: PlannedPart) -> bool:
     if one.row_weights is None or other.row_weights is None:
         return one.row_weights is other.row_weights
     return torch.equal(one.row_weights, other.row_weights)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
