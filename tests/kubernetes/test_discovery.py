@@ -9,6 +9,7 @@ from moe.discovery.cluster import ClusterDirectory
 from moe.discovery.cluster_client import ClusterClient
 from moe.discovery.cluster_watch import GoneError, Kind
 from moe.discovery.directory import ExpertReplica, RoutingWishes
+from moe.discovery.figures import readings
 from support import discovered
 from support.cluster import kubeconfig
 from support.cluster.client import Kube, Namespace, wait_until
@@ -95,10 +96,12 @@ def test_an_api_server_that_is_away_leaves_the_view_and_is_spoken_of(
         until(lambda: bool(directory.trouble()), "the loss is not noticed")
         assert ready(directory, pod)
         assert "keeping the view" in caplog.text
+        assert lost(directory) == 1
     finally:
         own_cluster.start("apiserver")
 
     until(lambda: not directory.trouble(), "the watch does not come back")
+    assert lost(directory) == 0
     namespace.kubectl("delete", "pod", pod, "--wait=false")
     until(lambda: not ready(directory, pod), "what happens afterwards is not seen")
 
@@ -151,6 +154,12 @@ def listed(directory: ClusterDirectory, pod: str) -> ExpertReplica | None:
 def ready(directory: ClusterDirectory, pod: str) -> bool:
     replica = listed(directory, pod)
     return replica is not None and replica.ready
+
+
+def lost(directory: ClusterDirectory) -> float:
+    """What Prometheus is told."""
+    (found,) = (each for each in readings(directory) if each.name == "moe_discovery_lost")
+    return found.values[""]
 
 
 def until(condition: Callable[[], bool], complaint: str) -> None:

@@ -112,7 +112,15 @@ def test_every_figure_of_the_control_service_is_a_metric(part):
 def test_metric_names_begin_with_the_part_and_stand_once():
     names = [value for name, value in vars(metrics).items() if name.isupper()]
     assert len(set(names)) == len(names)
-    assert all(name.startswith(("moe_expert_", "moe_router_", "moe_aggregator_")) for name in names)
+    assert all(name.startswith(("moe_expert_", "moe_router_", "moe_aggregator_", "moe_discovery_")) for name in names)
+
+
+def test_a_services_own_readings_are_on_the_page_too():
+    settings = TelemetrySettings(metrics_port=free_port())
+    service = Echo().service(readings=lambda: [metrics.Reading("moe_echoes", "Echoes.", "gauge", {"": 3})])
+    address = f"http://127.0.0.1:{settings.metrics_port}/metrics"
+    with telemetry(settings, service), urllib.request.urlopen(address, timeout=10) as page:
+        assert "moe_echoes 3.0" in page.read().decode()
 
 
 def test_the_page_is_served_while_the_block_runs():

@@ -12,6 +12,8 @@ from moe.aggregator.hosting import combiner_for
 from moe.aggregator.settings import AggregatorSettings
 from moe.api.aggregator.v1 import aggregator_pb2
 from moe.api.control.v1 import control_pb2
+from moe.discovery import figures
+from moe.discovery.directory import Directory
 from moe.discovery.source import open_directory
 from moe.runtime.process import new_instance_id
 from moe.runtime.server import Service
@@ -33,6 +35,7 @@ class AggregatorProcess:
         self._instance = new_instance_id()
         self._implementation = load_wire(settings.wire)
         self._wire: AggregatorEnd | None = None
+        self._directory: Directory | None = None
         self._follower: ExpertFollower | None = None
 
     def service(self) -> Service:
@@ -46,6 +49,7 @@ class AggregatorProcess:
             on_drain=self._drain,
             on_stop=self._stop,
             instance=self._instance,
+            readings=lambda: figures.readings(self._directory) if self._directory else (),
             front=lambda: self._wire.front if self._wire else None,
         )
 
@@ -56,7 +60,8 @@ class AggregatorProcess:
         self._wire = wire.aggregator(combiner, settings.name, self._instance, WireSettings.of(settings.server))
         logger.info("wire: %s", wire.told)
         self._wire.register(server)
-        self._follower = ExpertFollower(open_directory(self._settings.discovery), self._wire.set_experts)
+        self._directory = open_directory(self._settings.discovery)
+        self._follower = ExpertFollower(self._directory, self._wire.set_experts)
 
     async def _drain(self) -> None:
         if self._wire:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from moe.aggregator.hosting import combiner_for
 from moe.api.control.v1 import control_pb2
 from moe.api.inference.v1 import inference_pb2, inference_pb2_grpc
+from moe.discovery import figures
 from moe.discovery.directory import Directory
 from moe.discovery.source import open_directory
 from moe.router.engine import Engine, EngineSettings
@@ -68,6 +69,7 @@ class RouterProcess:
             startup=self._start,
             on_stop=self._stop,
             ready_after_startup=False,
+            readings=lambda: figures.readings(self._directory),
             lifecycle=self._lifecycle,
         )
 

@@ -45,6 +45,10 @@ AGGREGATOR_MISSING = "moe_aggregator_missing_total"
 AGGREGATOR_FAILED = "moe_aggregator_failed_total"
 AGGREGATOR_SOURCES = "moe_aggregator_sources"
 
+DISCOVERY_LOST = "moe_discovery_lost"
+DISCOVERY_VERSION = "moe_discovery_version"
+DISCOVERY_REPLICAS = "moe_discovery_replicas"
+
 
 @dataclass(frozen=True)
 class Reading:

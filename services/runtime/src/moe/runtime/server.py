@@ -12,7 +12,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import grpc
@@ -28,6 +28,7 @@ from moe.runtime.errors import StartupError
 from moe.runtime.front import Front, PrivateSocket, listen
 from moe.runtime.interception import Interceptor
 from moe.runtime.lifecycle import InFlight, Lifecycle
+from moe.runtime.metrics import Reading
 from moe.runtime.process import new_instance_id
 from moe.runtime.server_settings import ServerSettings, server_options
 
@@ -57,6 +58,7 @@ class Service:
     `ready_after_startup` is False the service calls `lifecycle.set_ready` itself, as what it needs comes and goes.
     on_drain: has to end the streams that never end by themselves. on_stop: runs last, always. front: asked once
     `register` was called for what takes the address in the gRPC server's place; None for the server itself.
+    readings: metrics that stats don't have.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Service:
     on_stop: Hook | None = None
     ready_after_startup: bool = True
     front: Callable[[], Front | None] | None = None
+    readings: Callable[[], Iterable[Reading]] | None = None
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     instance: str = field(default_factory=new_instance_id)
 

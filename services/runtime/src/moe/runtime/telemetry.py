@@ -39,6 +39,8 @@ def telemetry(settings: TelemetrySettings, service: Service) -> Iterator[None]:
         if settings.metrics_port:
             registry = metrics.new_registry()
             registry.register(metrics.FromStats(stats_metrics.reader(service.stats)))
+            if service.readings:
+                registry.register(metrics.FromStats(service.readings))
             stack.callback(metrics.serve_page(registry, settings.metrics_host, settings.metrics_port))
         stack.callback(traces.set_up(settings.otlp_endpoint, name=service.name, instance=service.instance))
         yield
