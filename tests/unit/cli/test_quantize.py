@@ -26,6 +26,14 @@ def test_as_json_it_tells_every_experts_error(tmp_path, capsys):
     assert told["bytes_after"] > 0
 
 
+def test_it_tells_sizes_and_why_there_is_no_perplexity(tmp_path, capsys):
+    source = write_package(tmp_path / "tiny", dtype="bfloat16")
+    assert main(["quantize", str(source), str(tmp_path / "small")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-4].startswith("experts: ")
+    assert lines[-3] == "errors are over random rows, and there is no perplexity: the package has no tokenizer"
+
+
 def test_a_target_that_is_there_is_refused(tmp_path, capsys):
     source = write_package(tmp_path / "tiny", dtype="bfloat16")
     assert main(["quantize", str(source), str(source)]) == 1

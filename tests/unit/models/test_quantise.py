@@ -8,16 +8,25 @@ from moe.expert.compute import compute
 from moe.expert.packing import Computation, pack
 from moe.expert.probe import check_probes
 from moe.expert.weights import load_group, open_package
-from moe.kernels.ffn import ExpertWeights, FfnSpec
+from moe.kernels.ffn import ExpertWeights, FfnSpec, ffn
 from moe.kernels.group_ffn import QuantisedExpert
+from moe.kernels.group_ffn.weights import plain
+from moe.models.calibration import calibration_rows
+from moe.models.convert import convert_checkpoint
 from moe.models.errors import ConversionError, OutputError, PackageError, PackageVersionError
 from moe.models.manifest import MANIFEST_NAME
 from moe.models.package import Package
 from moe.models.quantise import quantise_package
 from moe.models.verify import verify_package
 from support.expert_double import work
+from support.families import load_reference, write_checkpoint
 from support.ffn_cases import rows as draw_rows
 from support.tiny_package import HIDDEN, MOE_LAYERS, expert_weights, write_package
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from torch.nn.functional import cross_entropy
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
 BIASED = FfnSpec("clamped_swiglu", gated=True, bias=True, limit=7.0, alpha=1.702)
 SPECS = {"silu": FfnSpec("silu", gated=True, bias=False), "biased": BIASED}
@@ -49,7 +58,7 @@ def test_the_errors_are_what_comparing_each_expert_with_the_original_gives(made)
             left, right = (compute(items, packed).partials[0] for packed in (before, after))
             error = ((right - left).norm(dim=1) / left.norm(dim=1)).mean().item()
             # Two samples of a mean, of 64 and 400 rows.
-            assert error == pytest.approx(report.quantisation.errors[layer][expert][0], rel=0.4)
+            assert error == pytest.approx(report.quantisation.errors[layer][expert].mean, rel=0.4)
 
 
 @pytest.mark.parametrize("kernel", ["native", "torch"])
@@ -65,9 +74,9 @@ def test_a_group_of_it_answers_its_probes(made, kernel, dtype):
 def test_an_expert_above_the_limit_stays_as_it_was_and_is_named(tmp_path):
     source = Package.open(write_package(tmp_path / "tiny", dtype="bfloat16"))
     every = [
-        pair[0]
-        for pairs in quantise_package(source, tmp_path / "all", limit=1.0).quantisation.errors.values()
-        for pair in pairs
+        each.mean
+        for errors in quantise_package(source, tmp_path / "all", limit=1.0).quantisation.errors.values()
+        for each in errors
     ]
     limit = sorted(every)[3]
     report = quantise_package(source, tmp_path / "some", limit=limit)
@@ -131,13 +140,90 @@ def test_what_can_not_be_quantised_is_refused(tmp_path):
         quantise_package(poisoned, tmp_path / "other")
 
 
+def test_an_expert_below_the_smallest_size_stays_as_it_was(tmp_path):
+    source = Package.open(write_package(tmp_path / "tiny", dtype="bfloat16"))
+    size = sum(getattr(expert_weights(0, 0, dtype="bfloat16"), part).nbytes for part in ("up", "down"))
+    kept = quantise_package(source, tmp_path / "none", smallest=size + 1).quantisation.kept
+    assert kept == {layer: tuple(range(count)) for layer, count in MOE_LAYERS.items()}
+    assert quantise_package(source, tmp_path / "all", smallest=size).quantisation.kept == {0: (), 2: ()}
+    with pytest.raises(ConversionError, match="smallest: must not be negative, got -1"):
+        quantise_package(source, tmp_path / "other", smallest=-1)
+
+
+def test_without_a_tokenizer_errors_are_over_random_rows_and_the_report_says_so(made):
+    assert made[1].quantisation.perplexity is None
+    assert made[1].uncalibrated == "the package has no tokenizer"
+
+
+def test_a_weights_error_is_that_of_its_steps(made):
+    for errors in made[1].quantisation.errors.values():
+        # 256 even steps over some four standard deviations, each off by a step / sqrt(12) at random.
+        assert all(0.002 < each.weight < 0.01 for each in errors)
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory):
+    """A checkpoint with a tokenizer of characters, its package, and that quantised."""
+    place = tmp_path_factory.mktemp("spoken")
+    checkpoint = write_checkpoint("mixtral", place / "package-checkpoint")
+    config = AutoConfig.from_pretrained(checkpoint)
+    vocabulary = {chr(code): code % config.vocab_size for code in range(10, 127)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="~"))
+    tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="~").save_pretrained(checkpoint)
+    source = Package.open(convert_checkpoint(checkpoint, place / "package"))
+    return checkpoint, source, quantise_package(source, place / "small")
+
+
+def test_with_a_tokenizer_the_perplexity_is_told_before_and_after(spoken):
+    checkpoint, source, report = spoken
+    model, rows = load_reference(checkpoint), calibration_rows(source)
+    with torch.inference_mode():
+        losses = [cross_entropy(model(row[None]).logits[0, :-1], row[1:], reduction="none") for row in rows]
+    found = report.quantisation.perplexity
+    assert report.uncalibrated is None
+    assert found.tokens == sum(map(len, losses))
+    assert found.before == pytest.approx(torch.cat(losses).mean().exp().item(), rel=1e-4)
+    assert found.after == pytest.approx(found.before, rel=0.01)
+    assert found.after != found.before
+
+
+def test_with_a_tokenizer_errors_are_over_rows_that_the_expert_meets(spoken):
+    checkpoint, source, report = spoken
+    seen = {}
+    model = load_reference(checkpoint)
+    for layer, block in enumerate(model.model.layers):
+        block.mlp.experts.register_forward_pre_hook(
+            lambda _, given, layer=layer: seen.setdefault(layer, []).append((given[0].flatten(0, -2), given[1]))
+        )
+    with torch.inference_mode():
+        for row in calibration_rows(source):
+            model(row[None])
+    small = Package.open(report.path)
+    for layer, expert in ((0, 0), (1, 2)):
+        hidden, index = (torch.cat(parts) for parts in zip(*seen[layer], strict=True))
+        mine = hidden[(index == expert).any(dim=1)][:64]
+        outputs = [
+            ffn(mine, plain(package.expert_weights(expert)[layer], torch.float32), source.manifest.ffn)
+            for package in (source, small)
+        ]
+        error = ((outputs[1] - outputs[0]).norm(dim=1) / outputs[0].norm(dim=1)).mean().item()
+        assert len(mine) >= 8
+        assert report.quantisation.errors[layer][expert].mean == pytest.approx(error, rel=1e-2)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"limit": 0}, "quantisation.limit: must be a number above 0"),
         ({"kept": {"0": [4], "2": []}}, "quantisation.kept.0: must be a list of expert ids below 4"),
         ({"kept": {"0": [1, 0], "2": []}}, "quantisation.kept.0: must be a list of expert ids below 4, ascending"),
-        ({"errors": {"0": [[0.1, 0.2]] * 4, "2": [[0.1]] * 3}}, "quantisation.errors.2: each must be two numbers"),
+        ({"errors": {"0": [[0.1] * 4] * 4, "2": [[0.1]] * 3}}, "quantisation.errors.2: each must be 4 numbers"),
+        ({"smallest": -1}, "quantisation.smallest: must be a whole number"),
+        (
+            {"perplexity": {"tokens": 9, "before": 2.0, "after": None, "rounded_rows": None}},
+            "quantisation.perplexity: before and after must be numbers from 1 on",
+        ),
         ({"more": 1}, "quantisation.more: is not a known field"),
     ],
 )

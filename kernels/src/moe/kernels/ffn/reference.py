@@ -21,14 +21,15 @@ def _row(row: Tensor, weights: ExpertWeights, spec: FfnSpec) -> Tensor:
     up = (weights.up * row).sum(dim=1)
     if weights.up_bias is not None:
         up = up + weights.up_bias
-    down = (weights.down * _activation(up, spec)).sum(dim=1)
+    down = (weights.down * activation(up, spec)).sum(dim=1)
     return down if weights.down_bias is None else down + weights.down_bias
 
 
-def _activation(up: Tensor, spec: FfnSpec) -> Tensor:
+def activation(up: Tensor, spec: FfnSpec) -> Tensor:
+    """What lies between the products: [..., inner] of [..., rows of the projection up]."""
     if not spec.gated:
         return _curve(up, spec.activation)
-    gate, linear = up[: len(up) // 2], up[len(up) // 2 :]
+    gate, linear = up.chunk(2, dim=-1)
     if spec.activation != "clamped_swiglu":
         return _curve(gate, spec.activation) * linear
     gate, linear = gate.clamp(max=spec.limit), linear.clamp(-spec.limit, spec.limit)  # type: ignore[operator]

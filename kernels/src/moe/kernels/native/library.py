@@ -181,7 +181,9 @@ class Library:
         if abi != ABI:
             raise NativeError(f"{path.name} is of version {abi}, this needs {ABI}; {_REMEDY}")
         for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(self._functions, name)
+            function = getattr(self._functions, name, None)
+            if function is None:
+                raise NativeError(f"{path.name} lacks {name}, it is another version's; {_REMEDY}")
             function.restype, function.argtypes = result, arguments
 
     def function(self, name: str) -> Any:

@@ -97,6 +97,13 @@ class Fields:
             raise self._error(name, f"must be a finite number or null, is {_shown(value)}")
         return float(value)
 
+    def is_null(self, name: str) -> bool:
+        """Whether a field is there and null; it then counts as taken."""
+        if name in self._values and self._values[name] is None:
+            self._take(name)
+            return True
+        return False
+
     def flag(self, name: str) -> bool:
         """True or false."""
         value = self._take(name)

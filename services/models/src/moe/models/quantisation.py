@@ -5,25 +5,53 @@ or in the package's own dtype. Beside them lies what the quantiser measured. Kno
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
 from moe.models.fields import FieldError, Fields
 
-Errors = dict[int, tuple[tuple[float, float], ...]]
+
+@dataclass(frozen=True)
+class ExpertErrors:
+    """How far a quantised expert is off, relative to what it was.
+
+    mean, greatest: of its outputs, over the rows that it was compared on. weight: of both matrices' elements together
+    (root of the sums of squares). rounded_rows: mean of its outputs when rows are rounded to bytes as well (W8A8).
+    """
+
+    mean: float
+    greatest: float
+    weight: float
+    rounded_rows: float
+
+
+Errors = dict[int, tuple[ExpertErrors, ...]]
+
+
+@dataclass(frozen=True)
+class Perplexities:
+    """Over the calibration text. rounded_rows: with W8A8, None where the quantising machine could not compute it."""
+
+    tokens: int
+    before: float
+    after: float
+    rounded_rows: float | None
 
 
 @dataclass(frozen=True)
 class Quantisation:
     """limit: mean relative error of outputs above which an expert is kept in the package's dtype.
 
-    errors: layer -> for each expert the mean and the greatest relative error of its outputs. kept: layer -> the experts
-    that are not quantised, ascending.
+    smallest: bytes of an expert in a layer below which it is kept, too. errors: for each layer's experts. kept: for
+    each layer the experts that are not quantised, ascending. perplexity: None where the package can't be run on text;
+    errors are then over random rows.
     """
 
     limit: float
+    smallest: int
     errors: Errors
     kept: dict[int, tuple[int, ...]]
+    perplexity: Perplexities | None
 
     def quantised(self, layer: int, expert: int) -> bool:
         """Whether an expert's matrices in a layer are bytes."""
@@ -33,8 +61,12 @@ class Quantisation:
         """As it stands in a manifest."""
         return {
             "limit": self.limit,
-            "errors": {str(layer): [list(pair) for pair in pairs] for layer, pairs in sorted(self.errors.items())},
+            "smallest": self.smallest,
+            "errors": {
+                str(layer): [list(astuple(each)) for each in all_] for layer, all_ in sorted(self.errors.items())
+            },
             "kept": {str(layer): list(experts) for layer, experts in sorted(self.kept.items())},
+            "perplexity": None if self.perplexity is None else asdict(self.perplexity),
         }
 
 
@@ -46,22 +78,45 @@ def read_quantisation(content: Fields, moe_layers: Mapping[int, int]) -> Quantis
     errors, kept = content.group("errors"), content.group("kept")
     found = Quantisation(
         limit,
+        content.count("smallest", 0, 2**50),
         {
-            layer: tuple(_pair(layer, value) for value in errors.items_of(str(layer), count))
+            layer: tuple(_errors(layer, value) for value in errors.items_of(str(layer), count))
             for layer, count in moe_layers.items()
         },
         {layer: _kept(layer, kept, count) for layer, count in moe_layers.items()},
+        _perplexities(content),
     )
     for group in (errors, kept, content):
         group.done()
     return found
 
 
-def _pair(layer: int, value: object) -> tuple[float, float]:
+def _errors(layer: int, value: object) -> ExpertErrors:
+    names = [entry.name for entry in fields(ExpertErrors)]
     numbers = [number for number in value if type(number) is float] if isinstance(value, list) else []
-    if len(numbers) != 2 or not isinstance(value, list) or len(value) != 2 or not all(0 <= n < 1e30 for n in numbers):
-        raise FieldError(f"quantisation.errors.{layer}: each must be two numbers from 0 on, mean and greatest error")
-    return numbers[0], numbers[1]
+    if not isinstance(value, list) or not len(value) == len(numbers) == len(names) or not all(map(_is_size, numbers)):
+        raise FieldError(
+            f"quantisation.errors.{layer}: each must be {len(names)} numbers from 0 on: {', '.join(names)}"
+        )
+    return ExpertErrors(*numbers)
+
+
+def _is_size(number: float) -> bool:
+    return 0 <= number < 1e30
+
+
+def _perplexities(content: Fields) -> Perplexities | None:
+    if content.is_null("perplexity"):
+        return None
+    group = content.group("perplexity")
+    tokens = group.count("tokens", 1, 2**40)
+    before, after, rounded = (group.number_or_none(name) for name in ("before", "after", "rounded_rows"))
+    if before is None or after is None or not all(number is None or number >= 1 for number in (before, after, rounded)):
+        raise FieldError(
+            "quantisation.perplexity: before and after must be numbers from 1 on, rounded_rows too or null"
+        )
+    group.done()
+    return Perplexities(tokens, before, after, rounded)
 
 
 def _kept(layer: int, group: Fields, count: int) -> tuple[int, ...]:
