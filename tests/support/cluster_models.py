@@ -91,6 +91,17 @@ class LocalOperator:
         """Objects written so far."""
         return sum(value for name, value in self.metrics().items() if name.startswith("moe_operator_writes_total"))
 
+    def settled(self) -> float:
+        """Objects written so far, once nothing more is written for two seconds."""
+        counts = [self.writes()]
+
+        def quiet() -> bool:
+            counts.append(self.writes())
+            return len(counts) > 20 and len(set(counts[-20:])) == 1
+
+        wait_until(quiet, "the operator goes on writing", 60, every_s=0.1)
+        return counts[-1]
+
     def leading(self) -> bool:
         """Whether it acts."""
         with contextlib.suppress(OSError):

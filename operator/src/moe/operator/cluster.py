@@ -12,6 +12,7 @@ import aiohttp
 from kubernetes.aio import client, config
 from moe.operator.kinds import Kind
 from moe.operator.manifests import Manifest
+from moe.operator.metrics import REQUESTS
 from moe.operator.naming import FIELD_MANAGER
 
 _APPLY = "application/apply-patch+yaml"
@@ -36,7 +37,6 @@ class Cluster:
 
     def __init__(self, api: client.ApiClient) -> None:
         self._api = api
-        self.requests = 0
 
     @classmethod
     async def connect(cls) -> "Cluster":
@@ -92,7 +92,7 @@ class Cluster:
     async def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, content: str = "application/json"
     ) -> Manifest:
-        self.requests += 1
+        REQUESTS.inc()
         headers = {"Accept": "application/json", "Content-Type": content}
         try:
             prepared = await self._api.param_serialize(

@@ -60,6 +60,8 @@ class Lease:
     async def _try(self) -> bool:
         """Takes or renews it if that is allowed. False otherwise, and when the API server can't be asked."""
         try:
+            if self._held is not None and await self._renew(self._held):
+                return True
             found = await self._read()
             if found is not None and not self._free(found):
                 self._held = None
@@ -70,6 +72,16 @@ class Lease:
                 self._held = None
             logger.log(logging.DEBUG if error.status == 409 else logging.WARNING, "the Lease: %s", error)
             return False
+        return True
+
+    async def _renew(self, held: Manifest) -> bool:
+        """By what was written last, without reading; False when somebody has changed or deleted it since."""
+        try:
+            self._held = await self._write(held)
+        except ClusterError as error:
+            if error.status in (404, 409):
+                return False
+            raise
         return True
 
     async def _read(self) -> Manifest | None:

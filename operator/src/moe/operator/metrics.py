@@ -11,6 +11,9 @@ WRITES = Counter(
     ["verb", "kind"],
     registry=REGISTRY,
 )
+REQUESTS = Counter(
+    "moe_operator_requests_total", "Requests to the API server, the Lease's included, watches not.", registry=REGISTRY
+)
 EVENTS = Counter("moe_operator_events_total", "Events written.", registry=REGISTRY)
 LOOKS = Counter(
     "moe_operator_looks_total",
