@@ -146,19 +146,17 @@ def forwarded(namespace: Namespace, target: str = "service/demo", port: int = 50
         "-n",
         namespace.name,
     ]
-    process = subprocess.Popen(
-        [*command, "port-forward", target, f":{port}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        found = re.search(r"127\.0\.0\.1:(\d+)", line)
-        if not found:
-            raise ClusterError(f"port-forward to {target}: {line.strip()}")
-        yield f"127.0.0.1:{found[1]}"
-    finally:
-        process.terminate()
-        process.wait(timeout=10)
+    command += ["port-forward", target, f":{port}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            found = re.search(r"127\.0\.0\.1:(\d+)", line)
+            if not found:
+                raise ClusterError(f"port-forward to {target}: {line.strip()}")
+            yield f"127.0.0.1:{found[1]}"
+        finally:
+            process.terminate()
 
 
 def everything(namespace: Namespace, name: str = "") -> list[str]:
