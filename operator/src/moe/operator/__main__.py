@@ -24,6 +24,7 @@ from moe.operator.pages import serve_pages
 from moe.operator.reconciler import Reconciler
 from moe.operator.resources import definitions
 from moe.operator.settings import Settings, read_settings
+from moe.operator.watchdog import watch_over
 from moe.operator.world import World
 
 logger = logging.getLogger("moe.operator")
@@ -33,7 +34,10 @@ _LOOK_S = 3.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serves until told to end. Returns 0; 1 when the Lease is lost or the port is taken; 2 for bad settings."""
+    """Serves until told to end.
+
+    Returns 0; 1 when the Lease is lost, watches have fallen silent or the port is taken; 2 for bad settings.
+    """
     settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
     kopf.configure(log_format=kopf.LogFormat.JSON if settings.log_format == "json" else kopf.LogFormat.PLAIN)
     logging.getLogger().setLevel(settings.log_level.upper())
@@ -72,13 +76,14 @@ async def operate(settings: Settings) -> int:
 
 
 async def _act(cluster: Cluster, settings: Settings, lease: Lease, stop: asyncio.Event) -> int:
-    """Watches and acts. Returns 0 when told to end, 1 when the Lease is lost."""
+    """Watches and acts. Returns 0 when told to end, 1 when the Lease is lost or watches have fallen silent."""
     world = World()
     reconciler = Reconciler(world, Executor(cluster, world.put, settings.identity), settings.image)
     ended = asyncio.Event()
     # before kopf, which ends every task that began after it, and takes the signals over
     keeping = asyncio.create_task(lease.keep())
     stopping = asyncio.create_task(stop.wait())
+    guarding = asyncio.create_task(watch_over(cluster, world, settings.namespace))
     watching = asyncio.create_task(
         kopf.operator(
             registry=registry_of(world, reconciler),
@@ -89,14 +94,14 @@ async def _act(cluster: Cluster, settings: Settings, lease: Lease, stop: asyncio
             stop_flag=ended,
         )
     )
-    done, _ = await asyncio.wait({watching, keeping, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    done, _ = await asyncio.wait({watching, keeping, stopping, guarding}, return_when=asyncio.FIRST_COMPLETED)
     ended.set()
     outcome = (await asyncio.gather(watching, return_exceptions=True))[0]
-    for each in (keeping, stopping):
+    for each in (keeping, stopping, guarding):
         each.cancel()
     if isinstance(outcome, BaseException):
         logger.error("watching has failed", exc_info=outcome)
-    return 1 if keeping in done or isinstance(outcome, BaseException) else 0
+    return 1 if done & {keeping, guarding} or isinstance(outcome, BaseException) else 0
 
 
 async def definitions_are_there(cluster: Cluster) -> None:

@@ -69,6 +69,16 @@ class World:
         claim = self._claims.get(ModelKey(key.namespace, model["spec"]["package"]["claim"]))
         return Observed(model, objects, pods, claim)
 
+    def has_seen(self, body: Mapping[str, Any]) -> bool:
+        """Whether an object's wishes are known as they are there, or newer ones."""
+        shelf, key = self._place(body)
+        known = shelf.get(key)
+        return (
+            known is not None
+            and known["metadata"]["uid"] == body["metadata"]["uid"]
+            and int(known["metadata"].get("generation", 0)) >= int(body["metadata"].get("generation", 0))
+        )
+
     def experts(self, key: ModelKey) -> list[Manifest]:
         """The MoEExperts that name a model, whether it is there or not."""
         return [body for ref, body in sorted(self._objects.get(key, {}).items()) if ref.kind == EXPERT.name]
