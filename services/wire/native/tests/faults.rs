@@ -319,11 +319,7 @@ fn an_expert_without_the_named_collector_says_so() {
         talk.send(&dispatch);
         let receipt = receipt(&mut talk).await;
         assert_eq!(receipt.status(), PartStatus::NoCollector);
-        assert!(
-            receipt.message.contains("nobody"),
-            "{}",
-            receipt.message
-        );
+        assert!(receipt.message.contains("nobody"), "{}", receipt.message);
     });
 }
 
