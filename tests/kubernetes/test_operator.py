@@ -31,6 +31,9 @@ from support.discovered import install_definitions
 from support.families import write_checkpoint
 from support.tiny_package import write_package
 
+pytestmark = pytest.mark.timeout(900)
+"""Seconds: pods load libraries, on machines that do other things too."""
+
 _numbers = itertools.count(1)
 
 

@@ -9,6 +9,9 @@ from support.cluster_models import idle_model, operator, put_package, until_cond
 from support.discovered import install_definitions
 from support.tiny_package import write_package
 
+pytestmark = pytest.mark.timeout(900)
+"""Seconds: pods load libraries, on machines that do other things too."""
+
 EXPERTS = 128
 WINDOW_S = 20.0
 """In which an idle operator's requests are counted."""

@@ -13,6 +13,9 @@ from support.cluster_models import CLAIM, FOLDER, START_S, forwarded, put_packag
 from support.exact_models import ExactModel, make_exact_model
 from support.streams import Answer, Clients, request
 
+pytestmark = pytest.mark.timeout(900)
+"""Seconds: pods load libraries, on machines that do other things too."""
+
 TOKENS = 24
 VALUES = """
 model:
