@@ -46,6 +46,7 @@ def bring_up(fork_server: Nursery, tmp_path_factory: pytest.TempPathFactory) -> 
         replicas: int = 1,
         placement: Placement = Placement.EMBEDDED,
         deterministic: bool = False,
+        wire: str = "auto",
         **options: object,
     ) -> tuple[Fleet, Distributed]:
         folder: Path = tmp_path_factory.mktemp("d")
@@ -58,9 +59,17 @@ def bring_up(fork_server: Nursery, tmp_path_factory: pytest.TempPathFactory) -> 
             replicas=replicas,
             placement=placement,
             deterministic=deterministic,
+            wire=wire,
         )
         opened.append(fleet)
-        distributed = Distributed(model.package, fleet, placement, deterministic=deterministic, **options)  # type: ignore[arg-type]
+        distributed = Distributed(
+            model.package,
+            fleet,
+            placement,
+            deterministic=deterministic,
+            wire=wire,
+            **options,  # type: ignore[arg-type]
+        )
         opened.append(distributed)
         return fleet, distributed
 

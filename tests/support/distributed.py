@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from moe.aggregator.combiner import Combiner
+from moe.aggregator.hosting import combiner_for
 from moe.discovery.file import FileDirectory
 from moe.models.backbone import load_backbone
 from moe.models.contract import Experts, PackedBatch, Segment
@@ -15,9 +15,10 @@ from moe.router.fleet import FleetTracker
 from moe.router.layer_call import CallSettings, LayerCaller
 from moe.router.ledger import StepLedger, owners_of
 from moe.router.remote_experts import RemoteExperts
+from moe.wire.choice import load
 from moe.wire.combining import Combining
-from moe.wire.grpcio.router_client import RouterClient
 from moe.wire.port import MissingPolicy
+from moe.wire.settings import CombinerLimits
 from support.processes import Fleet
 from torch import Tensor
 
@@ -25,7 +26,10 @@ BeforeStep = Callable[[int], None]
 
 
 class Distributed:
-    """A backbone whose experts are the processes of a fleet. `experts` may be wrapped before `logits` is called."""
+    """A backbone whose experts are the processes of a fleet. `experts` may be wrapped before `logits` is called.
+
+    wire: of the router's end; one with a combiner of the test's inside has to be grpcio.
+    """
 
     def __init__(
         self,
@@ -38,13 +42,16 @@ class Distributed:
         policy: MissingPolicy = MissingPolicy.WAIT,
         timeout_s: float = 60.0,
         dtype: torch.dtype | Literal["auto"] = "auto",
+        wire: str = "auto",
     ) -> None:
         embedded = placement is Placement.EMBEDDED
         self.backbone = load_backbone(package, dtype=dtype, deterministic=deterministic)
         info = self.backbone.info
         experts = max(info.moe_layers.values())
         self._directory = FileDirectory(fleet.directory)
-        self._wire = RouterClient("router-0", combiner=(combiner or Combiner()) if embedded else None)
+        ends = load("grpcio" if combiner else wire)
+        inside = combiner or combiner_for(ends, CombinerLimits())
+        self._wire = ends.router("router-0", combiner=inside if embedded else None)
         self.caller = LayerCaller(
             self._wire, FleetTracker(self._directory, experts), CallSettings(policy, timeout_s, embedded)
         )

@@ -122,6 +122,7 @@ class Fleet:
         placement: Placement = Placement.EMBEDDED,
         deterministic: bool = False,
         dtype: str | None = None,
+        wire: str | None = None,
     ) -> None:
         self._nursery = nursery
         self._folder = folder
@@ -129,7 +130,7 @@ class Fleet:
         wishes = Wishes(cores=2, groups=groups, replicas=replicas, aggregator=placement)
         self.plan = plan(facts, wishes)
         places = Places(package=package, folder=folder, directory=self.directory)
-        specs = lay_out(self.plan, places, Options(deterministic=deterministic, dtype=dtype), free_port)
+        specs = lay_out(self.plan, places, Options(deterministic=deterministic, dtype=dtype, wire=wire), free_port)
         self.specs = {spec.name: spec for spec in specs if spec.role is not Role.ROUTER}
         self._version = 0
         self._write(ready=())
