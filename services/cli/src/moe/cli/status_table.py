@@ -1,10 +1,11 @@
 """The table of a deployment's processes, for `moe status` and live above `moe up`."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from moe.cli.figures import Row, Summary
 from moe.cli.output import bytes_text, safe
 from moe.cli.supervise.lifecycle import State
+from moe.wire.names import told
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -21,12 +22,14 @@ _NONE = "–"
 _BAR = 10
 
 
-def status_table(title: str, address: str, rows: Sequence[Row], summary: Summary) -> RenderableType:
-    """A headline and one line per process."""
+def status_table(
+    title: str, address: str, rows: Sequence[Row], summary: Summary, wires: Collection[str]
+) -> RenderableType:
+    """A headline and one line per process. wires: the implementations that carry the layer calls."""
     headline = Text.assemble(
         (title, "bold"),
         f"  {summary.tokens_per_s:.1f} tokens/s  {summary.running} running  {summary.waiting} waiting  "
-        f"{bytes_text(summary.resident_bytes)} resident  {address}",
+        f"{bytes_text(summary.resident_bytes)} resident  {address}  {wires_text(wires)}",
     )
     table = Table(box=None, pad_edge=False)
     for column in ("process", "experts", "state", "rows/s", "share", "", "queue", "busy", "restarts", "memory", "pid"):
@@ -35,6 +38,11 @@ def status_table(title: str, address: str, rows: Sequence[Row], summary: Summary
     for row in rows:
         table.add_row(*_cells(row, largest))
     return Group(headline, table, *_reasons(rows))
+
+
+def wires_text(wires: Collection[str]) -> str:
+    """Which wire runs, and what it costs where it is the slow one; several where the parts differ."""
+    return "wire: " + " and ".join(told(wire) for wire in sorted(set(wires)) if wire)
 
 
 def _cells(row: Row, largest_share: float) -> list[Text | str]:

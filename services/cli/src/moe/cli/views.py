@@ -76,4 +76,5 @@ def table_of(supervisor: Supervisor) -> RenderableType:
     names = supervisor.fleet.specs
     ends = {name: pair for name in names if (pair := supervisor.samples.ends(name)) is not None}
     rows = figures.rows(process_records(supervisor.fleet), ends)
-    return status_table(supervisor.deployment.name, supervisor.deployment.address, rows, figures.summary(ends))
+    deployment, wires = supervisor.deployment, supervisor.samples.wires.values()
+    return status_table(deployment.name, deployment.address, rows, figures.summary(ends), wires)

@@ -84,6 +84,8 @@ async def _collect(deployment: DeploymentRecord, window_s: float) -> Samples:
 
 
 async def _sample(process: ProcessRecord, contact: Contact, samples: Samples) -> None:
+    if process.name not in samples.wires:
+        samples.wires[process.name] = (await contact.describe(_TIMEOUT_S)).wire
     stats = await contact.stats(_TIMEOUT_S)
     if stats is not None:
         samples.add(process.name, Sample(time.monotonic(), stats))
@@ -97,7 +99,7 @@ def _ends(deployment: DeploymentRecord, samples: Samples) -> dict[str, figures.E
 def _table(deployment: DeploymentRecord, samples: Samples) -> RenderableType:
     ends = _ends(deployment, samples)
     rows = figures.rows(deployment.processes, ends)
-    return status_table(deployment.name, deployment.address, rows, figures.summary(ends))
+    return status_table(deployment.name, deployment.address, rows, figures.summary(ends), samples.wires.values())
 
 
 def _as_json(deployment: DeploymentRecord, samples: Samples) -> dict[str, object]:
@@ -114,5 +116,6 @@ def _as_json(deployment: DeploymentRecord, samples: Samples) -> dict[str, object
         "running": summary.running,
         "waiting": summary.waiting,
         "resident_bytes": summary.resident_bytes,
+        "wires": sorted({wire for wire in samples.wires.values() if wire}),
         "processes": [row.as_json() for row in figures.rows(deployment.processes, ends)],
     }

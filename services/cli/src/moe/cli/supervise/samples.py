@@ -19,9 +19,10 @@ class Sample:
 
 @dataclass
 class Samples:
-    """Samples by process name, oldest first."""
+    """Samples by process name, oldest first. wires: what each process says carries its layer calls."""
 
     by_name: dict[str, deque[Sample]] = field(default_factory=dict)
+    wires: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, sample: Sample) -> None:
         """Keeps a sample."""

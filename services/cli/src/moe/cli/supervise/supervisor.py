@@ -177,6 +177,7 @@ class Supervisor:
 
     async def _tell_costs(self, name: str, contact: Contact) -> None:
         told = await contact.describe(_CHECK_TIMEOUT_S)
+        self.samples.wires[name] = told.wire
         if cost := told.facts.get("deterministic_cost"):
             self._tell(notices.of_deterministic(name, cost))
         if self.fleet.specs[name].role is Role.ROUTER:
