@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -193,3 +195,23 @@ def test_kubectl_explains_fields_and_lists_both_kinds_as_moe(namespace: Namespac
     assert "until the layer's time is up" in namespace.kubectl("explain", "moemodel.spec.routing.missingExpert.policy")
     listed = namespace.kubectl("get", "moe", "-o", "name").split()
     assert listed == ["moeexpert.moe.dev/demo-003", "moemodel.moe.dev/demo"]
+
+
+def install(kube: Kube) -> str:
+    """What the chart's Job runs, as the cluster's administrator."""
+    command = [sys.executable, "-m", "moe.operator.install"]
+    environ = {**os.environ, "KUBECONFIG": str(kube.kubeconfig)}
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout
+
+
+def annotate(kube: Kube, **annotations: str) -> None:
+    words = [f"moe.dev/{name}={value}" for name, value in annotations.items()]
+    kube.kubectl("annotate", "crd/moeexperts.moe.dev", "--overwrite", *words)
+
+
+def test_definitions_go_up_to_the_images_version_and_never_back(kube: Kube) -> None:
+    annotate(kube, version="9.0.0", schema="newer")
+    assert "moeexperts.moe.dev is of version 9.0.0, newer than 0.1.0; it stays" in install(kube)
+    annotate(kube, version="0.0.9", schema="older")
+    assert "moeexperts.moe.dev is of version 0.1.0\n" in install(kube)
+    assert "moeexperts.moe.dev is of version 0.1.0 already" in install(kube)

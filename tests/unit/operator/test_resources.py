@@ -49,6 +49,12 @@ def test_nothing_is_unbounded_that_a_rule_or_the_store_would_pay_for():
             assert "maxLength" in schema, path
 
 
+def test_rules_of_a_type_and_of_a_field_of_it_both_hold():
+    rules = [each["rule"] for each in dict(schemas())["MoEModel.spec.package"]["x-kubernetes-validations"]]
+    assert "self == oldSelf" in rules
+    assert len(rules) == 3
+
+
 def test_unknown_fields_are_not_kept():
     assert "x-kubernetes-preserve-unknown-fields" not in json.dumps(definitions())
 

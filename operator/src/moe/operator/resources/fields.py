@@ -169,8 +169,10 @@ def _given(**values: object) -> dict[str, Any]:
 
 
 def _with_rules(schema: dict[str, Any], rules: tuple[Rule, ...]) -> dict[str, Any]:
+    """The schema with rules beside those that it has already, its type's."""
     if rules:
-        schema["x-kubernetes-validations"] = [{"rule": each.rule, "message": each.message} for each in rules]
+        found = [{"rule": each.rule, "message": each.message} for each in rules]
+        schema["x-kubernetes-validations"] = [*schema.get("x-kubernetes-validations", ()), *found]
     return schema
 
 
