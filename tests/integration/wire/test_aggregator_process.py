@@ -14,6 +14,7 @@ from moe.api.control.v1 import control_pb2, control_pb2_grpc
 from moe.discovery.directory import ExpertReplica, Snapshot
 from moe.discovery.file import write
 from moe.runtime.server_settings import client_options
+from moe.wire.choice import load
 from moe.wire.port import AggregatorLost
 from support.layer_calls import toy_call
 from support.wire_stage import GROUPS, PATIENCE_S, Attempts, Placement, Stage, assert_adds_up, wait_until
@@ -111,7 +112,7 @@ def test_collects_from_every_expert_listed_and_answers(attempts: Attempts) -> No
 
 def test_tells_what_it_is(aggregator: AggregatorUnderTest) -> None:
     told = aggregator.describe()
-    assert (told.role, told.name, told.wire) == (control_pb2.ROLE_AGGREGATOR, "agg-0", "grpcio")
+    assert (told.role, told.name, told.wire) == (control_pb2.ROLE_AGGREGATOR, "agg-0", load().name)
 
 
 def test_tells_its_figures(attempts: Attempts, aggregator: AggregatorUnderTest) -> None:
