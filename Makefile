@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 PARALLEL ?= 2
 MYPY_TARGETS := $(wildcard services/*/src) kernels/src operator/src proto/generate.py charts/render.py tests/support/cluster
 
-.PHONY: help setup kernels-native wire-native wire-rust kernels-sanitized demo test check lint format types imports proto proto-check manifests lock unit kernels bench bench-peers bench-ffn exactness integration e2e kubernetes cluster cluster-down families clean
+.PHONY: help setup kernels-native wire-native wire-rust kernels-selfcheck kernels-sanitized demo test check lint format types imports proto proto-check manifests lock unit kernels bench bench-peers bench-ffn exactness integration e2e kubernetes cluster cluster-down families clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -42,7 +42,7 @@ $(STAMP): requirements.lock requirements.editable $(wildcard services/*/pyprojec
 demo: setup ## Convert the demo model, bring it up with every expert in its own process, ask it, then chat
 	$(BIN)/moe demo
 
-test: check ## Everything that CI runs: lint, format, types, imports, protos, all tests
+test: check kernels-selfcheck ## Everything that CI runs: lint, format, types, imports, protos, all tests
 	$(PYTEST) -n $(PARALLEL) --dist loadgroup tests/unit tests/kernels tests/exactness
 	$(PYTEST) tests/integration tests/e2e
 	$(MAKE) --silent kubernetes
@@ -90,6 +90,10 @@ kernels: setup ## Kernels against their references
 	$(PYTEST) tests/kernels
 
 SANITIZED := kernels/csrc/build/sanitized/libmoe_kernels.so
+kernels-selfcheck: ## The C++ kernels' own check, every instruction set, with address and undefined-behaviour checks
+	@if command -v $(CXX) >/dev/null; then $(MAKE) --silent -C kernels/csrc CXX="$(CXX)" SANITIZE=1 BUILD=build/checked selfcheck; \
+	else echo "kernels-selfcheck: no C++ compiler ($(CXX)), nothing to check"; fi
+
 kernels-sanitized: setup ## The C++ kernels' tests with address and undefined-behaviour checks
 	$(MAKE) --silent -C kernels/csrc CXX="$(CXX)" SANITIZE=1 BUILD=build/sanitized OUT=build/sanitized/libmoe_kernels.so
 	MOE_KERNELS_LIBRARY=$(CURDIR)/$(SANITIZED) LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \

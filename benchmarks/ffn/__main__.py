@@ -1,6 +1,7 @@
 """The experts' FFN on this machine: our back ends beside peers, and both beside the machine's own limits.
 
     python -m benchmarks.ffn [--shape moe|demo|deepseek] [--threads 2] [--tokens 1,2,4] [--json FILE]
+                            [--into PAGE]
 
 Every figure is the median of interleaved calls with another routing each, so that weights come from memory, not from
 a cache that the last call filled. A ratio compares figures of the same run only. OMP_WAIT_POLICY=PASSIVE is wanted in
@@ -9,12 +10,14 @@ the environment: threads of one contestant that spin would take the cores from t
 
 import argparse
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
-from benchmarks.ffn.contestants import CONTESTANTS, build
-from benchmarks.ffn.machine import describe, measure_limits
+from benchmarks.document import fenced, replaced
+from benchmarks.ffn.contestants import ABSENT, CONTESTANTS, build
+from benchmarks.ffn.machine import Limits, describe, measure_limits
 from benchmarks.ffn.shapes import SHAPES, Shape, routings
 from benchmarks.ffn.timing import Times, measure
 
@@ -25,9 +28,10 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     shape = SHAPES[arguments.shape]
     machine, limits = describe(), measure_limits(arguments.threads)
-    print(f"{machine}, threads {arguments.threads}")
-    print(f"limits: read {limits.read_gbps:.1f} GB/s, sgemm {limits.gflops:.1f} GFLOP/s")
-    print(f"{shape.name}: {shape}")
+    lines: list[str] = []
+    _say(lines, f"{machine}, threads {arguments.threads}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
+    _say(lines, f"limits: read {limits.read_gbps:.1f} GB/s, torch's product of 2048 cubed {limits.gflops:.1f} GFLOP/s")
+    _say(lines, f"{shape.name}: {shape}; median of interleaved calls and, after it, the fastest quarter's slowest")
     contestants = build(shape, arguments.only.split(",") if arguments.only else list(CONTESTANTS))
     rows: list[dict[str, object]] = []
     hopeless: set[str] = set()
@@ -35,29 +39,47 @@ def main() -> None:
         runs = {name: run for name, run in contestants.items() if name not in hopeless}
         times = measure(runs, routings(shape, tokens), arguments.seconds)
         hopeless |= {name for name, each in times.items() if each.median_s > arguments.seconds}
-        rows += _print(shape, tokens, times, limits.read_gbps, limits.gflops)
+        rows += _print(lines, shape, tokens, times, limits)
+    if not arguments.only:
+        for name, why in ABSENT.items():
+            _say(lines, f"absent: {name}: {why}")
+    if arguments.into:
+        page = arguments.into.read_text(encoding="utf-8")
+        page = replaced(page, f"ffn-{arguments.shape}", fenced(lines))
+        arguments.into.write_text(page, encoding="utf-8")
     if arguments.json:
         facts = {"machine": machine, "threads": arguments.threads, "limits": limits.__dict__, "shape": shape.__dict__}
         Path(arguments.json).write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
 
 
+def _say(lines: list[str], line: str) -> None:
+    print(line, flush=True)
+    lines.append(line)
+
+
 def _print(
-    shape: Shape, tokens: int, times: dict[str, Times], read_gbps: float, gflops: float
+    lines: list[str], shape: Shape, tokens: int, times: dict[str, Times], limits: Limits
 ) -> list[dict[str, object]]:
     rows = []
     ours = times["native bf16"].median_s if "native bf16" in times else None
+    experts = next(iter(times.values())).experts
+    operations = 2 * tokens * shape.topk * shape.expert_weights
+    for size, kind in ((2, "16 bits"), (1, "8 bits")):
+        least, bound = limits.roofline_s(experts * shape.expert_weights * size, operations)
+        _say(lines, f"{tokens:5} {f'roofline, {kind} a weight':24} {least * 1e6:10.0f} us, bound by {bound}")
     for name, each in times.items():
         size = CONTESTANTS[name].bytes_per_weight
         gbps = each.experts * shape.expert_weights * size / each.median_s / 1e9
-        rate = 2 * tokens * shape.topk * shape.expert_weights / each.median_s / 1e9
+        rate = operations / each.median_s / 1e9
+        of_read, of_product = gbps / limits.read_gbps, rate / limits.gflops
         row = {"tokens": tokens, "back end": name, "us": each.median_s * 1e6, "gbps": gbps, "gflops": rate}
-        row |= {"of read": gbps / read_gbps, "of sgemm": rate / gflops, "to native bf16": ours and each.median_s / ours}
+        row |= {"of read": of_read, "of product": of_product, "to native bf16": ours and each.median_s / ours}
         rows.append(row)
         ratio = "" if ours is None else f"{each.median_s / ours:6.2f} x"
-        print(
-            f"{tokens:5} {name:22} {each.median_s * 1e6:11.0f} us {gbps:7.1f} GB/s {gbps / read_gbps:5.0%}"
-            f" {rate:7.1f} GFLOP/s {rate / gflops:5.0%} {ratio}",
-            flush=True,
+        _say(
+            lines,
+            f"{tokens:5} {name:24} {each.median_s * 1e6:10.0f} us ({each.quarter_s * 1e6:8.0f})"
+            f" {gbps:6.1f} GB/s {of_read:5.0%} {rate:6.1f} GFLOP/s {of_product:5.0%} {ratio}",
         )
     return rows
 
@@ -69,6 +91,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", default="1,2,4,8,16,64,256,1024")
     parser.add_argument("--only", help="contestants by name, with commas between")
     parser.add_argument("--seconds", type=float, default=1.5, help="for each contestant and number of tokens")
+    parser.add_argument("--into", type=Path, help="page to put the table into")
     parser.add_argument("--json", help="file to write the figures to")
     return parser.parse_args()
 

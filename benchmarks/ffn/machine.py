@@ -1,7 +1,9 @@
 """Which machine and versions, and what the machine can do at most."""
 
+import os
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,17 +17,24 @@ _SIDE = 2048
 
 @dataclass(frozen=True)
 class Limits:
-    """read_gbps: GB/s of reading memory far beyond the caches. gflops: of torch's float32 product of 2048 cubed."""
+    """read_gbps: GB/s of reading memory far beyond the caches. gflops: of torch's product of 2048 cubed, the faster of
+    float32 and bfloat16."""
 
     read_gbps: float
     gflops: float
+
+    def roofline_s(self, read_bytes: float, operations: float) -> tuple[float, str]:
+        """The least time that a call can take, and which limit it is bound by."""
+        memory, arithmetic = read_bytes / self.read_gbps / 1e9, operations / self.gflops / 1e9
+        return max((memory, "memory"), (arithmetic, "arithmetic"))
 
 
 def describe() -> str:
     """Processor, instruction set in use, versions."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    return f"{model}, native {variants()[-1]}, torch {torch.__version__}, transformers {transformers.__version__}"
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    return f"{model}, load {os.getloadavg()[0]:.1f}, native {variants()[-1]}, {versions}"
 
 
 def measure_limits(threads: int) -> Limits:
@@ -33,11 +42,12 @@ def measure_limits(threads: int) -> Limits:
     memory = torch.zeros(_BYTES, dtype=torch.uint8)
     read = library().function("moe_read_memory")
     bandwidth = _BYTES / min(_seconds(lambda: read(memory.data_ptr(), _BYTES, threads)) for _ in range(7)) / 1e9
-    square = torch.randn(_SIDE, _SIDE)
-    return Limits(bandwidth, 2 * _SIDE**3 / min(_seconds(lambda: square @ square) for _ in range(3)) / 1e9)
+    squares = [torch.randn(_SIDE, _SIDE).to(dtype) for dtype in (torch.float32, torch.bfloat16)]
+    fastest = min(_seconds(lambda each=each: each @ each) for _ in range(3) for each in squares)
+    return Limits(bandwidth, 2 * _SIDE**3 / fastest / 1e9)
 
 
-def _seconds(call) -> float:  # type: ignore[no-untyped-def]
+def _seconds(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start

@@ -38,7 +38,7 @@ Values drawn_values(int32_t dtype, int64_t count) {
     const int8_t byte = (int8_t)(x * 127);
     if (dtype == MOE_FLOAT32) memcpy(at, &x, 4);
     if (dtype == MOE_BFLOAT16 || dtype == MOE_FLOAT16) memcpy(at, &half, 2);
-    if (dtype == MOE_INT8) memcpy(at, &byte, 1);
+    if (is_bytes(dtype)) memcpy(at, &byte, 1);
     values.real.push_back(dtype == MOE_FLOAT32    ? x
                           : dtype == MOE_BFLOAT16 ? BFloat16::widen(half)
                           : dtype == MOE_FLOAT16  ? Float16::widen(half)
@@ -52,12 +52,28 @@ bool fails(const char* what, int32_t variant, int32_t dtype, int64_t rows) {
   return false;
 }
 
-bool check_linear(int32_t variant, int32_t dtype, int64_t n, int64_t out, int64_t in) {
-  const Values weight = drawn_values(dtype, out * in), rows = drawn_values(MOE_FLOAT32, n * in);
+// Rows as products of MOE_INT8_DYNAMIC take them: on 255 even steps of each row's own size.
+std::vector<double> rounded(const std::vector<double>& rows, int64_t n, int64_t in) {
+  std::vector<double> values = rows;
+  for (int64_t row = 0; row < n; ++row) {
+    double greatest = 0;
+    for (int64_t k = 0; k < in; ++k) greatest = fmax(greatest, fabs(rows[(size_t)(row * in + k)]));
+    const float steps = 127 / (float)greatest;
+    for (int64_t k = 0; k < in; ++k) {
+      double& value = values[(size_t)(row * in + k)];
+      value = nearbyintf((float)value * steps) * ((float)greatest / 127);
+    }
+  }
+  return values;
+}
+
+bool check_linear(int32_t variant, int32_t dtype, int32_t rows_dtype, int64_t n, int64_t out, int64_t in) {
+  const Values weight = drawn_values(dtype, out * in), rows = drawn_values(rows_dtype, n * in);
+  const std::vector<double> met = dtype == MOE_INT8_DYNAMIC ? rounded(rows.real, n, in) : rows.real;
   std::vector<float> scale, offset, bias;
   for (int64_t i = 0; i < out; ++i) {
-    scale.push_back(dtype == MOE_INT8 ? drawn() / 127 : 1);
-    offset.push_back(dtype == MOE_INT8 ? drawn() : 0);
+    scale.push_back(is_bytes(dtype) ? drawn() / 127 : 1);
+    offset.push_back(is_bytes(dtype) ? drawn() : 0);
     bias.push_back(drawn());
   }
   const moe_matrix matrix{weight.stored.data(), scale.data(), offset.data(), out, in, in, 1, dtype};
@@ -65,19 +81,19 @@ bool check_linear(int32_t variant, int32_t dtype, int64_t n, int64_t out, int64_
   char error[200] = "";
   if (moe_linear_pack(variant, &matrix, bias.data(), &handle, error, sizeof error)) return fails(error, variant, dtype, n);
   std::vector<float> got((size_t)(n * out)), alone((size_t)out);
-  int32_t failed = moe_linear_run(handle, rows.stored.data(), MOE_FLOAT32, n, in, got.data(), MOE_FLOAT32, out, 3, error,
+  int32_t failed = moe_linear_run(handle, rows.stored.data(), rows_dtype, n, in, got.data(), MOE_FLOAT32, out, 3, error,
                                   sizeof error);
   for (int64_t row = 0; row < n && !failed; ++row) {
-    failed = moe_linear_run(handle, rows.stored.data() + row * in * 4, MOE_FLOAT32, 1, in, alone.data(), MOE_FLOAT32,
-                            out, 1, error, sizeof error);
+    failed = moe_linear_run(handle, rows.stored.data() + row * in * size_of(rows_dtype), rows_dtype, 1, in,
+                            alone.data(), MOE_FLOAT32, out, 1, error, sizeof error);
     if (memcmp(alone.data(), got.data() + row * out, (size_t)out * 4)) return fails("a row alone", variant, dtype, n);
     for (int64_t column = 0; column < out; ++column) {
       double want = bias[(size_t)column], size = 1;
       for (int64_t k = 0; k < in; ++k) {
         const double x = rows.real[(size_t)(row * in + k)];
-        const double w = weight.real[(size_t)(column * in + k)] * scale[(size_t)column] + offset[(size_t)column];
-        want += x * w;
-        size += fabs(x) * (fabs(w) + 2 * fabs((double)offset[(size_t)column]));
+        const double w = weight.real[(size_t)(column * in + k)] * scale[(size_t)column];
+        want += met[(size_t)(row * in + k)] * w + x * offset[(size_t)column];
+        size += fabs(x) * (fabs(w) + 3 * fabs((double)offset[(size_t)column]));
       }
       if (!(fabs(alone[(size_t)column] - want) <= size * (double)(in + 4) * 0x1p-23))
         return fails("a product", variant, dtype, n);
@@ -137,11 +153,14 @@ bool check_group(int32_t variant, int32_t dtype, int64_t n) {
 }  // namespace
 
 int main() {
-  const int32_t dtypes[] = {MOE_FLOAT32, MOE_BFLOAT16, MOE_FLOAT16, MOE_INT8};
+  const int32_t dtypes[] = {MOE_FLOAT32, MOE_BFLOAT16, MOE_FLOAT16, MOE_INT8, MOE_INT8_DYNAMIC};
   for (int32_t variant = 0; variant < moe_variants(); ++variant) {
     for (int32_t dtype : dtypes)
       for (int64_t n : {1, 2, 3, 5, 6, 7, 11, 12, 13, 29})
-        if (!check_linear(variant, dtype, n, 101, 33) || !check_group(variant, dtype, n)) return 1;
+        if (!check_linear(variant, dtype, MOE_FLOAT32, n, 101, 33) ||
+            !check_linear(variant, dtype, MOE_BFLOAT16, n, 101, 33) ||
+            (dtype != MOE_INT8_DYNAMIC && !check_group(variant, dtype, n)))
+          return 1;
     printf("%s: sound\n", moe_variant_name(variant));
   }
   return 0;
