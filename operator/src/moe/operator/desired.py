@@ -52,7 +52,11 @@ class Actions:
     delete: tuple[Ref, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.apply or self.scale or self.delete)
+        return bool(self.refs())
+
+    def refs(self) -> set[Ref]:
+        """The objects that something is done to."""
+        return {ref_of(manifest) for manifest, _ in self.apply} | {ref for ref, _ in self.scale} | set(self.delete)
 
 
 def desired(observed: Observed, image: str) -> Desired:

@@ -15,7 +15,7 @@ from moe.operator.cluster import ClusterError
 from moe.operator.conditions import expert_status, model_status, stray_status, transitions
 from moe.operator.desired import actions, desired
 from moe.operator.executor import Executor
-from moe.operator.kinds import EXPERT, MODEL, Ref, ref_of
+from moe.operator.kinds import EXPERT, MODEL, Ref
 from moe.operator.metrics import LOOK_SECONDS, LOOKS, MODELS
 from moe.operator.observed import Body
 from moe.operator.planner import Backoff
@@ -59,6 +59,10 @@ class Reconciler:
         self._dirty.add(key)
         if key not in self._busy:
             self._busy[key] = asyncio.create_task(self._attend(key), name=f"look at {key.namespace}/{key.name}")
+
+    async def idle(self) -> None:
+        """Returns when no look is under way."""
+        await asyncio.gather(*self._busy.values())
 
     async def close(self) -> None:
         """Ends all looks where they are; the next operator goes on from there."""
@@ -111,7 +115,7 @@ class Reconciler:
             if observed is None or observed.deleted:
                 break
             todo = actions(observed, desired(observed, self._image))
-            if not todo or {ref_of(manifest) for manifest, _ in todo.apply} | set(todo.delete) == set(refused):
+            if not todo.refs() - set(refused):
                 break
             refused = await self._executor.carry_out(todo, key.namespace, observed.objects)
             changed = True
