@@ -118,7 +118,7 @@ integration: setup ## Real services over real gRPC
 e2e: setup ## The demo model, the command line, faults
 	$(PYTEST) tests/e2e
 
-kubernetes: setup ## On a real Kubernetes, built and started here (root, Go; eight minutes the first time)
+kubernetes: setup ## On a real Kubernetes, built and started here (root, Go; seven minutes the first time)
 	$(BIN)/python -m tests.support.cluster build
 	$(PYTEST) tests/kubernetes
 

@@ -64,7 +64,7 @@ class Cluster:
             self._remove_traces()
             if self.places.root.exists():
                 shutil.rmtree(self.places.root)
-        self.places.lock.unlink(missing_ok=True)
+            self.places.lock.unlink(missing_ok=True)
 
     def kill(self, process: str, sign: signal.Signals = signal.SIGKILL) -> None:
         """Of names(), as a fault: nothing but `up` or `start` brings it back."""

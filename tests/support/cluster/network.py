@@ -22,7 +22,9 @@ DNS_SERVICE_ADDRESS = "10.96.0.10"
 API_PORT = 6443
 
 _CLONE_NEWNET = 0x40000000
-_SETTINGS = ("net.ipv4.ip_forward=1", "net.bridge.bridge-nf-call-iptables=1")
+_FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
+_BRIDGED_TOO = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
+"""Without it Services' rules miss what pods of one node send each other. Comes with a module on most kernels."""
 
 T = TypeVar("T")
 
@@ -39,23 +41,28 @@ def entering(namespace: str) -> list[str]:
 
 def ensure(namespace: str) -> None:
     """Makes what is not there yet; does no harm when all is."""
-    if not path_of(namespace).exists():
+    path = path_of(namespace)
+    if not os.path.ismount(path):
+        path.unlink(missing_ok=True)  # what an `ip netns add` leaves that was killed before it mounted
         run(["ip", "netns", "add", namespace])
-    inside = ["ip", "-n", namespace]
-    run([*inside, "link", "set", "lo", "up"])
-    if "node0:" not in run([*inside, "-o", "link", "show"]).replace("@", ":"):
-        run([*inside, "link", "add", "node0", "type", "veth", "peer", "name", "node0peer"])
-    run([*inside, "address", "replace", f"{NODE_ADDRESS}/24", "dev", "node0"])
+    ip = ["ip", "-n", namespace]
+    run([*ip, "link", "set", "lo", "up"])
+    if "node0:" not in run([*ip, "-o", "link", "show"]).replace("@", ":"):
+        run([*ip, "link", "add", "node0", "type", "veth", "peer", "name", "node0peer"])
+    run([*ip, "address", "replace", f"{NODE_ADDRESS}/24", "dev", "node0"])
     for device in ("node0", "node0peer"):
-        run([*inside, "link", "set", device, "up"])
-    run([*inside, "route", "replace", "default", "dev", "node0"])
-    run([*entering(namespace), "sysctl", "-qw", *_SETTINGS])
+        run([*ip, "link", "set", device, "up"])
+    run([*ip, "route", "replace", "default", "dev", "node0"])
+    if not _BRIDGED_TOO.exists():
+        run(["modprobe", "br_netfilter"])
+    inside(namespace, lambda: [switch.write_text("1") for switch in (_FORWARDING, _BRIDGED_TOO)])
 
 
 def remove(namespace: str) -> None:
     """With its devices; a namespace that a process still lives in goes with the process."""
-    if path_of(namespace).exists():
+    if os.path.ismount(path_of(namespace)):
         run(["ip", "netns", "delete", namespace])
+    path_of(namespace).unlink(missing_ok=True)
 
 
 def enter(namespace: str) -> None:
