@@ -30,7 +30,9 @@ class Settings:
 def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """From flags, each of which MOE_OPERATOR_NAME in the environment gives a default. Exits with 2 for bad ones."""
     parser = argparse.ArgumentParser(
-        prog="moe.operator", description="Serves the MoEModels of a cluster: makes their Deployments and keeps them."
+        prog="moe.operator",
+        description="Serves the MoEModels of a cluster: makes their Deployments and keeps them.",
+        allow_abbrev=False,
     )
 
     def flag(name: str, text: str, default: str, **more: object) -> None:
