@@ -1,10 +1,14 @@
 """What the objects of a model are like, whoever reads them: the kubelet, admission, a node, a router."""
 
 import pytest
+from moe.aggregator.settings import AggregatorSettings
+from moe.expert.settings import ExpertSettings
 from moe.models.manifest import expert_file as package_expert_file
 from moe.operator.kinds import Ref
 from moe.operator.manifests import expert_file
+from moe.router.settings import RouterSettings
 from moe.runtime.server import STARTED
+from moe.runtime.settings import load
 from support.small_world import FACTS, SmallWorld
 
 GPU = "nvidia.com/gpu"
@@ -85,6 +89,16 @@ def test_loading_is_waited_for_by_the_name_that_processes_answer_to():
     assert container["startupProbe"]["grpc"] == {"port": 50052, "service": STARTED}
     assert container["livenessProbe"]["grpc"] == {"port": 50052, "service": STARTED}
     assert container["readinessProbe"]["grpc"] == {"port": 50052}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("demo-000", ExpertSettings), ("demo-router", RouterSettings), ("demo-aggregator", AggregatorSettings)],
+)
+def test_every_part_understands_the_flags_that_it_is_given(name, kind):
+    spec = {"routing": {"deterministic": True}, "experts": {"resources": {"limits": {"cpu": "2"}}}}
+    settings = load(kind, container_of(served(**spec), name)["args"], prog="moe", description="")
+    assert (settings.name, settings.deterministic, settings.telemetry.metrics_port) == ("$(POD_NAME)", True, 9090)
 
 
 def test_a_pod_leaves_the_endpoints_before_it_is_told_to_end_and_has_time_to_drain():
