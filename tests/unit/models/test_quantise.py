@@ -18,6 +18,7 @@ from moe.models.manifest import MANIFEST_NAME
 from moe.models.package import Package
 from moe.models.quantise import quantise_package
 from moe.models.verify import verify_package
+from moe.runtime.errors import StartupError
 from support.expert_double import work
 from support.families import load_reference, write_checkpoint
 from support.ffn_cases import rows as draw_rows
@@ -61,7 +62,7 @@ def test_the_errors_are_what_comparing_each_expert_with_the_original_gives(made)
             assert error == pytest.approx(report.quantisation.errors[layer][expert].mean, rel=0.4)
 
 
-@pytest.mark.parametrize("kernel", ["native", "torch"])
+@pytest.mark.parametrize("kernel", ["native", "native_w8a8", "torch"])
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 def test_a_group_of_it_answers_its_probes(made, kernel, dtype):
     package = open_package(made[1].path)
@@ -69,6 +70,12 @@ def test_a_group_of_it_answers_its_probes(made, kernel, dtype):
     packed = pack(load_group(package, range(4), dtype), Computation(kernel))
     check_probes(package, packed, lambda done, total: seen.append(total))
     assert len(seen) == sum(MOE_LAYERS.values())
+
+
+def test_rounding_rows_is_refused_where_no_expert_has_bytes(made):
+    source, _ = made
+    with pytest.raises(StartupError, match="native_w8a8 rounds the rows of 8-bit experts, and none of these is"):
+        pack(load_group(source, range(4)), Computation("native_w8a8"))
 
 
 def test_an_expert_above_the_limit_stays_as_it_was_and_is_named(tmp_path):
