@@ -221,6 +221,7 @@ def condition(status, reason, kind="Available"):
         ((condition("True", "Serving"),), condition("True", "Serving"), []),
         ((condition("False", "RouterMissing"),), condition("False", "ExpertsMissing"), [False]),
         ((), condition("False", "NoFault", "Degraded"), []),
+        ((), condition("False", "NoReadyPod"), []),
         ((condition("True", "RollingOut", "Progressing"),), condition("False", "Stuck", "Progressing"), [True]),
         ((), condition("False", "ClaimMissing", "PackageReady"), [True]),
         ((condition("True", "Serving"),), condition("False", "ExpertsMissing"), [True]),

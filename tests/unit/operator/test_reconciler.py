@@ -50,6 +50,10 @@ class Carrier:
         found["status"] = status
         self.show()
 
+    async def together(self, work):
+        for each in work:
+            await each
+
     async def tell(self, transition, body, now):
         pass
 

@@ -38,6 +38,7 @@ Answer = Literal["True", "False", "Unknown"]
 _LONGEST = 1024
 """Characters of a message; an event takes no more."""
 
+_NOT_YET = ("Available", "False")
 _NAMED = 4
 """Names that a message spells out; the rest is a number."""
 
@@ -131,11 +132,13 @@ def stray_status(body: Body, now: str) -> ExpertStatus:
 
 
 def transitions(about: Ref, before: Iterable[Condition], after: Iterable[Condition]) -> Iterator[Transition]:
-    """Conditions whose status or reason have changed. What is unknown or without fault from the start is no news."""
+    """Conditions whose status or reason have changed. What is unknown, without fault or not there yet from the start is
+    no news."""
     known = {each.type: each for each in before}
     for each in after:
         old = known.get(each.type)
-        if old is None and (each.status == "Unknown" or each.reason == "NoFault"):
+        expected = each.status == "Unknown" or each.reason == "NoFault" or (each.type, each.status) == _NOT_YET
+        if old is None and expected:
             continue
         if old is None or (old.status, old.reason) != (each.status, each.reason):
             yield Transition(about, each, old)

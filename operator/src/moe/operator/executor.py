@@ -6,7 +6,7 @@ the API server can't do at the moment is raised, to be tried again later.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from moe.operator.cluster import Cluster, ClusterError
@@ -44,9 +44,11 @@ class Executor:
         waves = sorted({kind_named(manifest["kind"]).wave for manifest, _ in actions.apply})
         for wave in waves:
             chosen = [each for each in actions.apply if kind_named(each[0]["kind"]).wave == wave]
-            await self._all([self._apply(manifest, known, refused) for manifest, known in chosen])
-        await self._all([self._scale(ref, count, namespace, bodies.get(ref), refused) for ref, count in actions.scale])
-        await self._all([self._delete(ref, namespace, bodies[ref]) for ref in actions.delete])
+            await self.together([self._apply(manifest, known, refused) for manifest, known in chosen])
+        await self.together(
+            [self._scale(ref, count, namespace, bodies.get(ref), refused) for ref, count in actions.scale]
+        )
+        await self.together([self._delete(ref, namespace, bodies[ref]) for ref in actions.delete])
         return refused
 
     async def write_status(self, body: Mapping[str, Any], status: Manifest) -> None:
@@ -134,7 +136,7 @@ class Executor:
         logger.info("deleted %s in %s, as it is no longer wished", ref, namespace)
         WRITES.labels("delete", ref.kind).inc()
 
-    async def _all(self, work: list[Awaitable[None]]) -> None:
+    async def together(self, work: Iterable[Awaitable[None]]) -> None:
         """All of it, a few at a time; then raises the first error, so that none is left running behind it."""
 
         async def one(task: Awaitable[None]) -> None:

@@ -131,21 +131,23 @@ class Reconciler:
             return False
         now, wanted = _now(), desired(observed, self._image)
         status = model_status(observed, wanted, refused, now)
-        changed = await self._publish(observed.model, status, observed.status, Ref(MODEL.name, observed.name), now)
-        for body in observed.of_kind(EXPERT.name):
-            changed |= await self._publish_expert(body, expert_status(observed, body, wanted.facts, now), now)
-        return changed
+        changed = status != observed.status
+        await self._publish(observed.model, status, observed.status, Ref(MODEL.name, observed.name), now)
+        experts = [(body, expert_status(observed, body, wanted.facts, now)) for body in observed.of_kind(EXPERT.name)]
+        await self._executor.together(self._publish_expert(body, status, now) for body, status in experts)
+        return changed or any(status != _written(body) for body, status in experts)
 
     async def _tell_strays(self, key: ModelKey) -> bool:
         now, changed = _now(), False
         for body in self._world.experts(key):
             if "deletionTimestamp" not in body["metadata"] and not body["metadata"].get("ownerReferences"):
-                changed |= await self._publish_expert(body, stray_status(body, now), now)
+                status = stray_status(body, now)
+                changed |= status != _written(body)
+                await self._publish_expert(body, status, now)
         return changed
 
-    async def _publish_expert(self, body: Body, status: ExpertStatus, now: str) -> bool:
-        before = read(ExpertStatus, body.get("status") or {})
-        return await self._publish(body, status, before, Ref(EXPERT.name, body["metadata"]["name"]), now)
+    async def _publish_expert(self, body: Body, status: ExpertStatus, now: str) -> None:
+        await self._publish(body, status, _written(body), Ref(EXPERT.name, body["metadata"]["name"]), now)
 
     async def _publish(
         self,
@@ -154,14 +156,19 @@ class Reconciler:
         before: ModelStatus | ExpertStatus,
         about: Ref,
         now: str,
-    ) -> bool:
+    ) -> None:
+        """Writes a status that differs from what was written before, and the events of that."""
         if status == before:
-            return False
+            return
         written: dict[str, Any] = write(status)
         await self._executor.write_status(body, written)
         for transition in transitions(about, before.conditions, status.conditions):
             await self._executor.tell(transition, body, now)
-        return True
+
+
+def _written(body: Body) -> ExpertStatus:
+    """The status of a MoEExpert as it was written last."""
+    return read(ExpertStatus, body.get("status") or {})
 
 
 def _now() -> str:
