@@ -14,7 +14,7 @@ MYPY_TARGETS := $(wildcard services/*/src) kernels/src operator/src proto/genera
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-setup: $(STAMP) kernels-native ## Create the virtual environment from the pinned lock, build the C++ kernels
+setup: $(STAMP) kernels-native wire-native ## Create the virtual environment from the pinned lock, build the C++ kernels and the native wire
 
 kernels-native: ## Build the C++ kernels alone (without a compiler the torch back end runs, and says so)
 	@if command -v $(CXX) >/dev/null; then $(MAKE) --silent -C kernels/csrc CXX="$(CXX)"; \
@@ -28,7 +28,7 @@ wire-native: $(WIRE_STAMP) ## Build the native wire alone (without cargo grpcio 
 $(WIRE_STAMP): $(STAMP) $(wildcard $(WIRE)/*.toml $(WIRE)/*.lock $(WIRE)/*.rs $(WIRE)/*.pyi proto/moe/*/v1/*.proto) $(shell find $(WIRE)/src -name '*.rs')
 	@if command -v cargo >/dev/null; then echo "wire-native: building; a few minutes the first time" && \
 	$(CARGO) VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --quiet --release --uv -m $(WIRE)/Cargo.toml && touch $@; \
-	else echo "wire-native: no Rust toolchain (cargo); the wire will be grpcio, whose hops are about 8 times slower. Install it from https://rustup.rs and repeat"; fi
+	else echo "wire-native: no Rust toolchain (cargo); the wire will be grpcio, whose hops are about 7 times slower. Install it from https://rustup.rs and repeat"; fi
 
 $(STAMP): requirements.lock requirements.editable $(wildcard services/*/pyproject.toml) kernels/pyproject.toml operator/pyproject.toml proto/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; name another with make PYTHON=...")'
@@ -42,7 +42,7 @@ $(STAMP): requirements.lock requirements.editable $(wildcard services/*/pyprojec
 demo: setup ## Convert the demo model, bring it up with every expert in its own process, ask it, then chat
 	$(BIN)/moe demo
 
-test: check kernels-selfcheck ## Everything that CI runs: lint, format, types, imports, protos, all tests
+test: check kernels-selfcheck wire-rust ## Everything that CI runs: lint, format, types, imports, protos, all tests
 	$(PYTEST) -n $(PARALLEL) --dist loadgroup tests/unit tests/kernels tests/exactness
 	$(PYTEST) tests/integration tests/e2e
 	$(MAKE) --silent kubernetes

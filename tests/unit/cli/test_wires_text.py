@@ -8,8 +8,8 @@ from moe.cli.status_table import wires_text
     ("wires", "text"),
     [
         (["native", "native"], "wire: native"),
-        (["grpcio"], "wire: grpcio (about 8 times slower hops)"),
-        (["native", "grpcio", ""], "wire: grpcio (about 8 times slower hops) and native"),
+        (["grpcio"], "wire: grpcio (about 7 times slower hops)"),
+        (["native", "grpcio", ""], "wire: grpcio (about 7 times slower hops) and native"),
     ],
 )
 def test_the_wire_is_named_with_what_it_costs(wires: list[str], text: str) -> None:

@@ -41,4 +41,4 @@ def test_an_unknown_wire_is_named_with_those_there_are() -> None:
 
 
 def test_the_slow_one_says_what_it_costs() -> None:
-    assert load("grpcio").told == "grpcio (about 8 times slower hops)"
+    assert load("grpcio").told == "grpcio (about 7 times slower hops)"

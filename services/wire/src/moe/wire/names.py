@@ -1,7 +1,7 @@
 """What the implementations of the wire are called, for people too; without torch, for the supervisor."""
 
 WIRES = ("grpcio", "native")
-SLOWER = 8
+SLOWER = 7
 """About how many times slower grpcio's hops are than the native wire's: the layer calls of docs/performance.md."""
 
 
