@@ -121,6 +121,12 @@ def test_an_expert_that_somebody_scaled_keeps_its_number_when_the_models_changes
     assert counts == [2, 2, 2, 3]
 
 
+def test_routers_scaled_to_nothing_stay_there():
+    world = running()
+    world.scale("Deployment", "demo-router", 0)
+    assert not world.decide()
+
+
 def test_an_expert_scaled_to_nothing_stays_there():
     world = running()
     world.scale("MoEExpert", "demo-001", 0)

@@ -47,7 +47,7 @@ def covers(found: Any, wished: Any) -> bool:
 
 def replicas_are_ours(found: Mapping[str, Any]) -> bool:
     """Whether nobody but the operator has set `spec.replicas` of an object (slimmed by `slim`)."""
-    return replica_owners(found) <= {REPLICAS_MANAGER, FIELD_MANAGER}
+    return replica_owners(found) <= {REPLICAS_MANAGER, FIELD_MANAGER} and not _scaled_to_nothing(found)
 
 
 def replicas_are_claimed(found: Mapping[str, Any]) -> bool:
@@ -55,7 +55,12 @@ def replicas_are_claimed(found: Mapping[str, Any]) -> bool:
 
     While a default is nobody's, Kubernetes does not note who scales it: so it is claimed.
     """
-    return bool(replica_owners(found) - {FIELD_MANAGER})
+    return bool(replica_owners(found) - {FIELD_MANAGER}) or _scaled_to_nothing(found)
+
+
+def _scaled_to_nothing(found: Mapping[str, Any]) -> bool:
+    """Whether somebody has scaled to 0: a 0 is left out of a Scale on its way, so Kubernetes notes it as nobody's."""
+    return not replica_owners(found) and found["spec"].get("replicas") == 0
 
 
 def replica_owners(found: Mapping[str, Any]) -> set[str]:
