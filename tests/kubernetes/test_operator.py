@@ -146,6 +146,15 @@ def test_scaling_one_expert_moves_it_alone_until_its_owner_gives_it_back(made: M
     wait_until(lambda: made.replicas() == [1, 1, 1, 1], "the model does not take the group back", 30)
 
 
+def test_an_expert_scaled_to_nothing_stays_there_though_the_model_wishes_for_one(made: Made) -> None:
+    made.wish(experts={"gpus": 1, "replicas": 1})  # pods that wait for a node cost nothing
+    wait_until(lambda: made.replicas() == [1, 1, 1, 1], "the groups do not follow the model", 30)
+    made.namespace.kubectl("scale", f"moeexpert/{made.groups[3]}", "--replicas=0")
+    wait_until(lambda: made.replicas() == [1, 1, 1, 0], "the Deployment does not follow", 30)
+    made.acting.settled()
+    assert made.namespace.get("moeexpert", made.groups[3])["spec"]["replicas"] == 0
+
+
 def test_an_experts_deployment_follows_its_moeexpert_and_nobody_else(made: Made) -> None:
     made.namespace.kubectl("scale", f"deployment/{made.groups[1]}", "--replicas=3")
     wait_until(lambda: made.replicas() == [0, 0, 0, 0], "the Deployment stays scaled", 30)

@@ -1,7 +1,7 @@
 """Whether watches still deliver: compares, now and then, what the API server has with what the operator has seen.
 
-A watch that is open and silent looks like a cluster in which nothing happens. Once, on a test cluster, an operator held
-its Lease for a minute and saw no change; it has to end then and leave the place to one whose watches are new.
+A watch that is open and silent looks like a cluster in which nothing happens. An operator that has one has to end and
+leave the place to one whose watches are new.
 """
 
 import asyncio
