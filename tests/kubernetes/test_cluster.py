@@ -7,7 +7,19 @@ from support.cluster.errors import ClusterError
 
 PORT = 8080
 SERVER = ["python", "-m", "http.server", str(PORT), "--directory", "/tmp"]
-FETCH = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=5).status)"
+FETCH = """
+import sys, time, urllib.error, urllib.request
+until = time.monotonic() + 20
+while True:
+    try:
+        print(urllib.request.urlopen(sys.argv[1], timeout=5).status)
+        break
+    except urllib.error.URLError:
+        if time.monotonic() > until:
+            raise
+        time.sleep(0.1)
+"""
+"""Asks until it is answered: a pod is ready a moment before kube-proxy has written its Service's rules."""
 
 
 def test_a_deployment_of_two_restricted_pods_rolls_out(kube: Kube, namespace: Namespace) -> None:

@@ -99,8 +99,8 @@ def _base_spec() -> str:
     """containerd's own default and the binds: what each container starts from."""
     spec = json.loads(run(["ctr", "oci", "spec"]))
     options = ["rbind", "ro", "nosuid", "nodev"]
-    for path in image.binds():
-        spec["mounts"].append({"destination": str(path), "source": str(path), "type": "bind", "options": options})
+    for there, here in image.binds().items():
+        spec["mounts"].append({"destination": str(there), "source": str(here), "type": "bind", "options": options})
     return json.dumps(spec, indent=1)
 
 
