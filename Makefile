@@ -97,7 +97,8 @@ kernels-selfcheck: ## The C++ kernels' own check, every instruction set, with ad
 kernels-sanitized: setup ## The C++ kernels' tests with address and undefined-behaviour checks
 	$(MAKE) --silent -C kernels/csrc CXX="$(CXX)" SANITIZE=1 BUILD=build/sanitized OUT=build/sanitized/libmoe_kernels.so
 	MOE_KERNELS_LIBRARY=$(CURDIR)/$(SANITIZED) LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
-	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 $(PYTEST) -q tests/kernels/test_linear.py tests/kernels/test_group_ffn.py
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 $(PYTEST) -q tests/kernels/test_linear.py tests/kernels/test_group_ffn.py \
+	tests/kernels/test_attention.py tests/kernels/test_rms_norm.py tests/kernels/test_projection.py
 
 bench: setup ## The tables of docs/performance.md: layer calls, end to end; an hour or two, BENCH=--quick minutes
 	$(BIN)/moe bench layer-call --into docs/performance.md $(BENCH)
