@@ -91,7 +91,7 @@ class MoeUp:
 
     def pid(self, process: str) -> int:
         """The pid of a process, as its last event told."""
-        return next(event["pid"] for event in reversed(self.events) if event.get("process") == process)
+        return next(e["pid"] for e in reversed(self.events) if e.get("process") == process and "pid" in e)
 
     def interrupt(self) -> int:
         """What Ctrl-C does in a terminal: SIGINT for the whole foreground process group. Returns the exit code."""

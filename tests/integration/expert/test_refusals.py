@@ -73,7 +73,7 @@ def test_an_expert_that_the_package_lacks_is_refused(tmp_path, refusal):
 def test_an_unknown_kernel_is_refused_with_the_known_ones(tmp_path, refusal):
     write_package(tmp_path / "tiny")
     assert refusal("--kernel", "cuda") == (
-        "error: kernel: group_ffn: no back end 'cuda'; choose one of auto, native, reference, torch"
+        "error: kernel: group_ffn: no back end 'cuda'; choose one of auto, native, native_w8a8, reference, torch"
     )
 
 
