@@ -17,7 +17,6 @@ from support.cluster.api import Document
 from support.cluster.client import Kube, Namespace, wait_until
 from support.cluster_models import (
     CLAIM,
-    FOLDER,
     START_S,
     LocalOperator,
     conditions,
@@ -251,12 +250,15 @@ def test_a_checkpoint_in_the_claim_becomes_a_package_by_a_job(site: Site, tmp_pa
     site.namespace.kubectl("delete", "moemodel", "converted")
 
 
-def test_a_source_that_can_not_be_converted_is_said_with_the_converters_words(site: Site) -> None:
+def test_a_source_that_can_not_be_converted_is_said_with_the_converters_words(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "stray").mkdir()
+    (tmp_path / "stray" / "notes.txt").write_text("no checkpoint\n")
+    put_package(site.namespace, tmp_path / "stray", folder="stray")
     body = idle_model("unsound")
-    body["spec"]["package"] = {"claim": CLAIM, "subPath": "unmade", "source": FOLDER}
+    body["spec"]["package"] = {"claim": CLAIM, "subPath": "unmade", "source": "stray"}
     site.namespace.apply(body)
     said = until_condition(site.namespace, "PackageReady", "ConversionFailed", name="unsound", patience_s=START_S)
-    assert f"{FOLDER} can't be converted: " in said
+    assert "stray can't be converted: " in said
     assert "config.json" in said
     site.namespace.kubectl("delete", "moemodel", "unsound")
 
