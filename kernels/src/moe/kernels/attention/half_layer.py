@@ -7,7 +7,7 @@ from ctypes import byref
 
 import torch
 from moe.kernels.attention.native_backend import NativeAttention
-from moe.kernels.attention.projection import Projection, Rotary
+from moe.kernels.attention.projection import Projection, Rotary, check_rows
 from moe.kernels.attention.ranges import KeyRanges
 from moe.kernels.linear import PackedLinear
 from moe.kernels.linear.native_backend import NativeLinear
@@ -52,12 +52,7 @@ class HalfLayer:
         scale, sinks: see SlotAttention. Raises ValueError for rows and angles that don't fit.
         """
         n = len(ranges)
-        if rows.shape != (n, self._hidden) or rows.stride(1) != 1 or rotary.cos.shape[0] != n:
-            got = f"{list(rows.shape)} and {list(rotary.cos.shape)}"
-            raise ValueError(f"rows and angles: got {got}, want [{n}, {self._hidden}] and [{n}, width]")
-        if not rows.dtype == rotary.cos.dtype == attention.dtype:
-            got = f"{rows.dtype} and {rotary.cos.dtype}"
-            raise ValueError(f"rows and angles: are {got}, the cache is {attention.dtype}")
+        check_rows(rows, [n, self._hidden], rotary, attention.dtype)
         attention.prepare(scale, sinks)
         between = torch.empty(n, self._width + self._mixed, dtype=rows.dtype)
         made = torch.empty(2, n, self._hidden, dtype=rows.dtype)

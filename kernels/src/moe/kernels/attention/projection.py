@@ -77,7 +77,7 @@ class Projection:
             struct.query_norm, struct.key_norm = self._norms.query.data_ptr(), self._norms.key.data_ptr()
             struct.epsilon, struct.whole_norm = self._norms.epsilon, int(whole)
             struct.round_first = int(self._norms.round_first)
-        self.struct, self.query_heads, self.head_size = struct, query_heads, head_size
+        self.struct = struct
         self._pointer = byref(struct)
 
     def __call__(self, attention: NativeAttention, rows: Tensor, rotary: Rotary, ranges: KeyRanges) -> Tensor:
@@ -86,12 +86,7 @@ class Projection:
         Raises ValueError for rows and angles that don't fit.
         """
         n = len(ranges)
-        if rows.shape != (n, self._qkv.columns) or rows.stride(1) != 1 or rotary.cos.shape[0] != n:
-            got = f"{list(rows.shape)} and {list(rotary.cos.shape)}"
-            raise ValueError(f"rows and angles: got {got}, want [{n}, {self._qkv.columns}] and [{n}, width]")
-        if not rows.dtype == rotary.cos.dtype == attention.dtype:
-            got = f"{rows.dtype} and {rotary.cos.dtype}"
-            raise ValueError(f"rows and angles: are {got}, the cache is {attention.dtype}")
+        check_rows(rows, [n, self.columns], rotary, attention.dtype)
         out = torch.empty(n, self.width, dtype=rows.dtype)
         self._library.call(
             "moe_project",
@@ -108,6 +103,17 @@ class Projection:
             torch.get_num_threads(),
         )
         return out
+
+
+def check_rows(rows: Tensor, wanted: list[int], rotary: Rotary, dtype: torch.dtype) -> None:
+    """Raises ValueError unless rows are of the wanted shape, with an angle each, and all of the cache's dtype."""
+    n = wanted[0]
+    if list(rows.shape) != wanted or rows.stride(1) != 1 or rotary.cos.shape[0] != n:
+        got = f"{list(rows.shape)} and {list(rotary.cos.shape)}"
+        raise ValueError(f"rows and angles: got {got}, want {wanted} and [{n}, width]")
+    if not rows.dtype == rotary.cos.dtype == dtype:
+        got = f"{rows.dtype} and {rotary.cos.dtype}"
+        raise ValueError(f"rows and angles: are {got}, the cache is {dtype}")
 
 
 def _floats(weight: Tensor) -> Tensor:
