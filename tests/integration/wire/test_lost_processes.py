@@ -1,5 +1,6 @@
 """Processes come late, die and come back; a layer call survives, or says what to do again."""
 
+import threading
 import time
 
 import pytest
@@ -172,6 +173,23 @@ def test_a_draining_expert_takes_nothing_new(stage: Stage) -> None:
     call = toy_call(GROUPS)
     targets = [Target(0, stage.experts[0].endpoint)]
     outcome = stage.routers[0].exchange(call, targets, attempts.aggregator, call.deadline)
+    assert [failure.kind for failure in outcome.failures] == [FailureKind.DRAINING]
+
+
+def test_a_router_that_has_not_heard_of_the_drain_is_refused_not_cut_off(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = three_groups(stage)
+    attempts.run(toy_call(GROUPS))
+    for module in {type(expert.wire).__module__ for expert in stage.experts}:
+        monkeypatch.setattr(f"{module}.DRAIN_QUIET_S", 2.0)
+    draining = threading.Thread(target=stage.experts[0].drain)
+    draining.start()
+    time.sleep(0.2)
+    call = toy_call(GROUPS)
+    targets = [Target(0, stage.experts[0].endpoint)]
+    outcome = stage.routers[0].exchange(call, targets, attempts.aggregator, call.deadline)
+    draining.join()
     assert [failure.kind for failure in outcome.failures] == [FailureKind.DRAINING]
 
 

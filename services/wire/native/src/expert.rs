@@ -197,13 +197,23 @@ impl Expert {
 
     /// Refuses new dispatches from now on; what is queued is still handed out.
     pub fn drain(&self) {
-        self.state.lock().unwrap().draining = true;
+        {
+            let mut state = self.state.lock().unwrap();
+            if !state.draining {
+                state.draining = true;
+                // What routers had sent by now has yet to be read.
+                state.streams.last_asked = monotonic();
+            }
+        }
         self.work.notify_one();
     }
 
-    /// Whether every accepted dispatch is answered: its partial was taken by the transport, or it failed.
-    pub fn is_settled(&self) -> bool {
-        self.state.lock().unwrap().streams.are_settled()
+    /// Whether every dispatch is answered (its partial was taken by the transport, or it failed), and none came for so
+    /// long, nor since the drain began: routers send until they have read a refusal.
+    pub fn is_settled(&self, quiet: Duration) -> bool {
+        let state = self.state.lock().unwrap();
+        let silence = monotonic() - state.streams.last_asked;
+        state.streams.are_settled() && silence >= quiet.as_secs_f64()
     }
 
     /// Refuses new dispatches, waits until all accepted ones are answered, ends every stream and the server. Another

@@ -525,7 +525,7 @@ fn a_draining_expert_refuses_what_is_new_answers_what_it_has_and_ends_its_stream
         let waiting = scope.spawn(move || call.run(router, endpoints, None));
         wait_until("the dispatch", || group.expert.stats().queued_rows == 2);
         let draining = scope.spawn(|| group.expert.drained(PATIENCE));
-        assert!(!group.expert.is_settled());
+        assert!(!group.expert.is_settled(Duration::ZERO));
         let batch = group.expert.next_batch(PATIENCE).expect("what was queued");
         let partials = compute(&batch);
         group.expert.finish(batch, partials).unwrap();
@@ -533,7 +533,7 @@ fn a_draining_expert_refuses_what_is_new_answers_what_it_has_and_ends_its_stream
         assert!(draining.join().unwrap());
         close_to(&answer(&waiting.join().unwrap()), &call.expected(&[]));
     });
-    assert!(group.expert.is_settled());
+    assert!(group.expert.is_settled(Duration::ZERO));
     block_on(async {
         let refused = Talk::<DispatchResponse>::open(&group.target, DISPATCH).await;
         assert!(refused.is_err());

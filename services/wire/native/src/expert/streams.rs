@@ -12,6 +12,7 @@ use crate::api::expert::{
     DispatchRequest, DispatchResponse, PartStatus, Receipt, Subscribed,
 };
 use crate::combiner::Key;
+use crate::driver::monotonic;
 use crate::logs::{log, Level};
 use crate::names::{COLLECT, DISPATCH, LONGEST_AGGREGATOR_NAME};
 use crate::outbox::Outbox;
@@ -58,6 +59,8 @@ struct Router {
 #[derive(Default)]
 pub(super) struct Streams {
     numbers: u64,
+    /// When the last dispatch came, or the drain began if that was later.
+    pub last_asked: f64,
     routers: HashMap<u64, Router>,
     collectors: HashMap<String, (u64, Outbox<CollectResponse>)>,
 }
@@ -71,6 +74,7 @@ impl Streams {
 
     /// A dispatch came that will be answered.
     pub fn asked(&mut self, stream: u64) {
+        self.last_asked = monotonic();
         if let Some(router) = self.routers.get_mut(&stream) {
             router.unanswered += 1;
         }

@@ -137,8 +137,9 @@ impl Expert {
         py.detach(|| self.inner.drain());
     }
 
-    fn is_settled(&self) -> bool {
-        self.inner.is_settled()
+    /// Whether all is answered and no dispatch came for so long.
+    fn is_settled(&self, quiet_s: f64) -> bool {
+        self.inner.is_settled(Duration::from_secs_f64(quiet_s))
     }
 
     /// Ends the streams, once what was accepted is answered or after so long.

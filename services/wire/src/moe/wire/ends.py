@@ -9,6 +9,10 @@ from moe.runtime.front import Front
 from moe.wire.combining import CombinerStats
 from moe.wire.port import ExpertWire, RouterWire
 
+DRAIN_QUIET_S = 0.25
+"""An expert that drains ends its streams when no dispatch has come for so long. Routers send until they have read a
+refusal; a dispatch still on its way when the stream ends would get no answer, and its call wait for another replica."""
+
 
 class RouterEnd(RouterWire, Protocol):
     """The router's end."""

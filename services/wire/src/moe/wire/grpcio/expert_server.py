@@ -14,7 +14,7 @@ from moe.runtime.errors import InvalidRequest
 from moe.runtime.front import Front
 from moe.runtime.tensors import to_message
 from moe.wire.dispatches import read_dispatch
-from moe.wire.ends import Computed
+from moe.wire.ends import DRAIN_QUIET_S, Computed
 from moe.wire.expert_inbox import ExpertInbox
 from moe.wire.grpcio.dispatch_stream import DispatchStream, Ticket
 from moe.wire.grpcio.loop_thread import post
@@ -45,6 +45,7 @@ class ExpertServer(expert_pb2_grpc.ExpertServiceServicer):
         self._streams: set[DispatchStream] = set()
         self._subscriptions = Subscriptions(instance, self._settings.max_outbox_bytes)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._last_asked = float("-inf")
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the service to a server that runs on the current loop."""
@@ -103,13 +104,17 @@ class ExpertServer(expert_pb2_grpc.ExpertServiceServicer):
     async def drained(self) -> None:
         """Refuses new dispatches, waits until all accepted ones are answered, ends every stream: for `on_drain`."""
         self.drain()
-        await asyncio.gather(*(stream.settled() for stream in self._streams))
+        self._last_asked = time.monotonic()
+        while (silence := time.monotonic() - self._last_asked) < DRAIN_QUIET_S:
+            await asyncio.sleep(DRAIN_QUIET_S - silence)
+            await asyncio.gather(*(stream.settled() for stream in self._streams))
         for stream in self._streams:
             stream.end()
         self._subscriptions.end_all()
 
     def _accept(self, stream: DispatchStream, request: expert_pb2.DispatchRequest) -> None:
         """A dispatch came."""
+        self._last_asked = time.monotonic()
         ticket = stream.ticket(request)
         if self._inbox.draining:
             self._answer(ticket, FailureKind.DRAINING, "this process is shutting down; take another replica")

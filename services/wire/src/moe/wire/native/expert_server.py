@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import grpc
 import moe_wire_native
 from moe.runtime.front import Front
-from moe.wire.ends import Computed
+from moe.wire.ends import DRAIN_QUIET_S, Computed
 from moe.wire.native.closing import close_at_exit
 from moe.wire.native.memory import tensor_of
 from moe.wire.port import Batch, ExpertLimits, QueueStats, WorkItem
@@ -90,7 +90,7 @@ class ExpertServer:
     async def drained(self) -> None:
         """See Served."""
         self._native.drain()
-        while not self._native.is_settled():  # noqa: ASYNC110 - may be cut off, unlike a thread that waits
+        while not self._native.is_settled(DRAIN_QUIET_S):  # noqa: ASYNC110 - may be cut off, unlike a thread that waits
             await asyncio.sleep(_LOOK_S)
         await asyncio.to_thread(self._native.drained, _LAST_WRITES_S)
 
