@@ -1,9 +1,12 @@
 // Rows into tiles (matrix.h): copied for products as floats, as pairs or rounded to bytes, with the facts that go with them.
 //
+// Rounding goes a vector at a time, as one input after the other costs more than the products that it makes cheaper.
 // A row's facts are summed in one order, whatever the tile it lies in: they are as batch-invariant as the products.
 #pragma once
 
 #include <math.h>
+
+#include <type_traits>
 
 #include "panels.h"
 #include "scalars.h"
@@ -16,29 +19,56 @@ struct Place {
   int64_t height;
 };
 
-// A source of values: at(k) is input k as float.
+// kLanes elements at any address, as float.
+template <class Element>
+static inline Vec widened(const char* from);
+
+template <>
+inline Vec widened<Float32>(const char* from) {
+  return load<Vec>(from);
+}
+
+template <>
+inline Vec widened<BFloat16>(const char* from) {
+  typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+  return (Vec)(__builtin_convertvector(load<Halves>(from), Words) << 16);
+}
+
+template <>
+inline Vec widened<Float16>(const char* from) {
+  uint16_t bits[kLanes];
+  memcpy(bits, from, sizeof bits);
+  return widen_halves(bits);
+}
+
+// A source of values: at(k) is input k as float, vector(k) inputs k to k + kLanes - 1.
 template <class Element>
 struct StoredRow {
+  static constexpr int64_t kSize = sizeof(typename Element::Bits);
   const char* row;
-  inline float at(int64_t k) const {
-    return Element::widen(element_at<typename Element::Bits>(row + k * (int64_t)sizeof(typename Element::Bits)));
-  }
+  inline float at(int64_t k) const { return Element::widen(element_at<typename Element::Bits>(row + k * kSize)); }
+  inline Vec vector(int64_t k) const { return widened<Element>(row + k * kSize); }
 };
 
 struct FloatRow {
   const float* row;
   inline float at(int64_t k) const { return row[k]; }
+  inline Vec vector(int64_t k) const { return load<Vec>(row + k); }
 };
+
+// Inputs from k on, fewer than kLanes, and zeros.
+template <class Row>
+static inline Vec last_vector(const Row& row, int64_t k, int64_t in) {
+  float lanes[kLanes] = {};
+  for (int i = 0; k + i < in; ++i) lanes[i] = row.at(k + i);
+  return load<Vec>(lanes);
+}
 
 template <class Row>
 static float sum_of(const Row& row, int64_t in) {
   Vec total = {};
   int64_t k = 0;
-  for (; k + kLanes <= in; k += kLanes) {
-    float lanes[kLanes];
-    for (int i = 0; i < kLanes; ++i) lanes[i] = row.at(k + i);
-    total += load<Vec>(lanes);
-  }
+  for (; k + kLanes <= in; k += kLanes) total += row.vector(k);
   float sum = 0;
   for (int i = 0; i < kLanes; ++i) sum += total[i];
   for (; k < in; ++k) sum += row.at(k);
@@ -68,33 +98,54 @@ static void lay_pairs(const Row& row, int64_t in, Place to) {
   if (in % 2) to.words[whole * to.height] = bits_of(row.at(in - 1)) >> 16;
 }
 
+// The bits of the greatest magnitude: those of infinities and NaN are above all others.
+template <class Row>
+static uint32_t greatest_of(const Row& row, int64_t in) {
+  Ints greatest = {};
+  const auto meet = [&greatest](Vec x) {
+    const Ints magnitude = (Ints)x & 0x7fffffff;
+    greatest = magnitude > greatest ? magnitude : greatest;
+  };
+  int64_t k = 0;
+  for (; k + kLanes <= in; k += kLanes) meet(row.vector(k));
+  if (k < in) meet(last_vector(row, k, in));
+  int32_t most = 0;
+  for (int i = 0; i < kLanes; ++i) most = greatest[i] > most ? greatest[i] : most;
+  return (uint32_t)most;
+}
+
+// Words of a vector of whole numbers, the first `count` of them into their places from word s on.
+static inline void store_steps(Ints whole, int64_t s, int64_t count, Place to) {
+  typedef std::conditional_t<PanelDynamic::kDepth == 4, int8_t, int16_t> Step;
+  typedef Step Steps __attribute__((vector_size(kLanes * sizeof(Step))));
+  const Steps steps = __builtin_convertvector(whole, Steps);
+  uint32_t words[kLanes / PanelDynamic::kDepth];
+  memcpy(words, &steps, sizeof words);
+  for (int64_t w = 0; w < count; ++w) to.words[(s + w) * to.height] = words[w];
+}
+
 // Rounds to -127 to 127 steps, half to even.
 template <class Row>
 static void lay_bytes(const Row& row, int64_t in, Place to, RowFacts& facts) {
-  uint32_t greatest = 0;  // of magnitudes' bits: those of infinities and NaN are above all others
-  for (int64_t k = 0; k < in; ++k) {
-    const uint32_t magnitude = bits_of(row.at(k)) & 0x7fffffff;
-    greatest = magnitude > greatest ? magnitude : greatest;
-  }
+  constexpr int64_t kDepth = PanelDynamic::kDepth, kWords = kLanes / kDepth;
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it leaves an integer in the lowest bits
+  const uint32_t greatest = greatest_of(row, in);
   const bool finite = greatest < 0x7f800000;
   facts.scale = finite ? float_of(greatest) / 127 : NAN;
   // A row of subnormals may have no steps to speak of: it counts as zeros.
   const float steps = finite && greatest >= 0x01000000 ? 127 / float_of(greatest) : 0;
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it leaves an integer in the lowest bits
-  constexpr int64_t kDepth = PanelDynamic::kDepth, kBits = 32 / kDepth;
-  int32_t sum = 0;
-  for (int64_t s = 0; s < (in + kDepth - 1) / kDepth; ++s) {
-    uint32_t word = 0;
-    for (int64_t d = 0; d < kDepth; ++d) {
-      const int64_t k = s * kDepth + d;
-      const float x = k < in && finite ? row.at(k) : 0;
-      const int32_t q = (int32_t)(bits_of(x * steps + kMagic) - bits_of(kMagic));
-      sum += q;
-      word |= ((uint32_t)q & (0xffffffffu >> (32 - kBits))) << (d * kBits);
-    }
-    to.words[s * to.height] = word;
-  }
-  facts.bytes = sum;
+  Ints sums = {};
+  const auto round = [&](Vec x, int64_t k, int64_t words) {
+    if (!finite) x = Vec{};
+    const Ints whole = (Ints)((Words)(x * steps + kMagic) - bits_of(kMagic));
+    sums += whole;
+    store_steps(whole, k / kDepth, words, to);
+  };
+  int64_t k = 0;
+  for (; k + kLanes <= in; k += kLanes) round(row.vector(k), k, kWords);
+  if (k < in) round(last_vector(row, k, in), k, (in - k + kDepth - 1) / kDepth);
+  facts.bytes = 0;
+  for (int i = 0; i < kLanes; ++i) facts.bytes += sums[i];
 }
 
 template <class Row>

@@ -66,31 +66,6 @@ static void pack(const moe_matrix& source, Matrix& matrix) {
   }
 }
 
-// scale * sum(x * q) + offset * sum(x): the weights' scale and offset, applied once per output.
-static void dequantise(const Job& job, const RowFacts* facts) {
-  const Matrix& matrix = job.matrix;
-  for (int64_t row = 0; row < job.n; ++row) {
-    const Vec total = broadcast(facts[row].sum);
-    for (int64_t column = job.begin * kPanel; column < job.end * kPanel; column += kLanes) {
-      float* at = job.sums + row * job.sums_stride + column;
-      const Vec scaled = load<Vec>(at) * load<Vec>(matrix.scale.get() + column);
-      store(at, fma(total, load<Vec>(matrix.offset.get() + column), scaled));
-    }
-  }
-}
-
-// Integer sums to float first, with the row's scale; what was added to each weight is taken away again.
-static void unround(const Job& job, const RowFacts* facts) {
-  for (int64_t row = 0; row < job.n; ++row) {
-    const Words shifted = broadcast_word((uint32_t)(facts[row].bytes * PanelDynamic::kShift));
-    const Vec scale = broadcast(facts[row].scale);
-    for (int64_t column = job.begin * kPanel; column < job.end * kPanel; column += kLanes) {
-      float* at = job.sums + row * job.sums_stride + column;
-      store(at, __builtin_convertvector((Ints)(load<Words>(at) - shifted), Vec) * scale);
-    }
-  }
-}
-
 static void multiply(const Job& job, Tiles kind) {
   switch (job.matrix.dtype) {
     case MOE_FLOAT32:
@@ -116,10 +91,7 @@ static void multiply(const Job& job, Tiles kind) {
 
 static void product(const Matrix& matrix, Tiles kind, const uint32_t* tiles, const RowFacts* facts, int64_t n,
                     int64_t begin, int64_t end, float* sums, int64_t sums_stride) {
-  const Job job{matrix, tiles, n, begin, end, sums, sums_stride};
-  multiply(job, kind);
-  if (matrix.dtype == MOE_INT8_DYNAMIC) unround(job, facts);
-  if (matrix.of_bytes()) dequantise(job, facts);
+  multiply({matrix, tiles, facts, n, begin, end, sums, sums_stride}, kind);
 }
 
 template <class Element>
