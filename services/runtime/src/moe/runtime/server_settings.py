@@ -66,14 +66,15 @@ def client_options(max_message_bytes: int = 64 * MEBIBYTE, keepalive_s: float = 
     """Channel arguments of a client.
 
     The authority is named because over a unix socket grpcio would send the path, which tonic refuses
-    (RST_STREAM, PROTOCOL_ERROR). The back-off is short: peers are near, and restart.
+    (RST_STREAM, PROTOCOL_ERROR). The back-off is short: peers are near, and restart. What gRPC calls the least back-off
+    is how long an attempt to connect may take, and no wait before the next: a far or busy peer needs its seconds.
     """
     return [
         *_message_options(max_message_bytes),
         ("grpc.default_authority", "localhost"),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 5_000),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         *_keepalive_options(keepalive_s),
     ]
