@@ -21,7 +21,7 @@ from moe.models.package import Package
 from moe.runtime.server_settings import client_options
 
 PATIENCE_S = 120.0
-SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 def start(module: str, log: Path, *words: str) -> "subprocess.Popen[bytes]":
@@ -128,6 +128,14 @@ class Deployment:
     def stats(self, router: str = "router-0") -> control_pb2.RouterStats:
         """A router's figures."""
         return control_pb2_grpc.ControlServiceStub(self._channel(router)).Stats(control_pb2.StatsRequest()).router
+
+    def wait_without(self, group: str, router: str) -> None:
+        """Until the router has seen that a group has no ready replica."""
+        stub, until = control_pb2_grpc.ControlServiceStub(self._channel(router)), time.monotonic() + PATIENCE_S
+        while stub.Describe(control_pb2.DescribeRequest()).facts.get("groups_without_replica") != group:
+            if time.monotonic() > until:
+                raise TimeoutError(f"{router} does not see that {group} has no replica")
+            time.sleep(0.02)
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
         """Ends a process; its exit code."""

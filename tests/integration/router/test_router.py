@@ -10,7 +10,7 @@ import grpc
 import pytest
 import torch
 from moe.api.inference.v1 import inference_pb2 as pb
-from support.router_run import NOT_SERVING, PATIENCE_S, SERVING, Deployment
+from support.router_run import PATIENCE_S, SERVING, Deployment
 from transformers import PreTrainedModel
 
 PROMPTS = ([5, 17, 99, 3, 42, 11, 250], [7], [8, 9], list(range(40, 77)))
@@ -85,16 +85,17 @@ def test_a_killed_replica_costs_no_request_and_no_token(deployment: Deployment, 
 
 
 def test_waiting_for_the_only_replica_keeps_the_tokens(deployment: Deployment, reference: PreTrainedModel) -> None:
-    router, before = deployment.address("router-0"), generated(deployment)
+    before = generated(deployment)
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(ask, deployment, PROMPTS[0], 150)
         _until(lambda: generated(deployment) > before + 30)
         deployment.kill("g1-0")
         deployment.list_ready(("g0-0", "g0-1"))
-        deployment.wait(router, NOT_SERVING)
+        deployment.wait_without("g1", "router-0")
+        health = deployment.health(deployment.address("router-0"))
         deployment.restore()
         found = running.result(PATIENCE_S)
-    deployment.wait(router, SERVING)
+    assert health == SERVING
     assert found == greedy(reference, PROMPTS[0], 150)
 
 
@@ -112,7 +113,7 @@ def test_a_killed_aggregator_costs_no_token(deployment: Deployment, reference: P
 def test_failing_at_once_names_layer_and_group(deployment: Deployment) -> None:
     deployment.kill("g1-0")
     deployment.list_ready(("g0-0", "g0-1"))
-    deployment.wait(deployment.address("router-1"), NOT_SERVING)
+    deployment.wait_without("g1", "router-1")
     with pytest.raises(grpc.RpcError) as caught:
         ask(deployment, PROMPTS[0], router="router-1")
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

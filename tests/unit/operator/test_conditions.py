@@ -101,6 +101,46 @@ def test_a_served_model_is_available_settled_and_whole():
     assert (status["experts"], status["routers"], status["endpoint"]) == ("4/4", "1/1", "demo.here.svc:50051")
 
 
+@pytest.mark.parametrize(
+    ("policy", "status", "reason", "told"),
+    [
+        (
+            "wait",
+            "False",
+            "ExpertsMissing",
+            "requests wait for them, 120 s at most: 1 of 4 expert groups have no ready",
+        ),
+        ("fail", "False", "ExpertsMissing", "requests that need them fail: 1 of 4 expert groups have no ready pod"),
+        ("renormalise", "True", "ServingWithoutExperts", "answers go without some experts: 1 of 4 expert groups"),
+    ],
+)
+def test_when_the_last_pod_of_a_group_goes_the_policy_that_acts_is_told(policy, status, reason, told):
+    world = running(routing={"missingExpert": {"policy": policy}})
+    world.scale("MoEExpert", "demo-002", 0)
+    world.settle()
+    world.roll_out()
+    said = world.say()
+    assert words(said)["Available"] == (status, reason)
+    assert said["Available"][2].startswith(told)
+    assert "scaled to 0: demo-002 (kubectl scale moeexpert/demo-002 --replicas=1)" in said["Available"][2]
+
+
+def test_without_any_expert_nothing_is_renormalised():
+    world = running(routing={"missingExpert": {"policy": "renormalise"}})
+    for group in world.refs("MoEExpert"):
+        world.scale("MoEExpert", group, 0)
+    world.settle()
+    world.roll_out()
+    assert words(world.say())["Available"] == ("False", "ExpertsMissing")
+
+
+def test_a_model_whose_aggregator_is_away_is_not_available_though_its_router_is_ready():
+    world = running()
+    world.scale("Deployment", "demo-aggregator", 0)
+    world.roll_out()
+    assert words(world.say())["Available"] == ("False", "AggregatorMissing")
+
+
 def test_an_image_that_cannot_be_pulled_is_named_with_its_pod():
     world = SmallWorld(facts=FACTS)
     world.settle()

@@ -193,19 +193,20 @@ def _package(observed: Observed, wanted: Desired) -> Condition:
 def _available(
     observed: Observed, wanted: Desired, package: Condition, parts: tuple[Part, ...], routers: Part
 ) -> Condition:
-    if routers.rollout.ready > 0:
+    groups = {group.name for group in wanted.groups}
+    missing = [part for part in parts if part.name in groups and part.rollout.ready == 0]
+    aggregators = next((part for part in parts if part.name == aggregator_name(observed.name)), None)
+    alone = aggregators is not None and aggregators.rollout.ready == 0
+    if routers.rollout.ready > 0 and not missing and not alone:
         text = f"{routers.rollout.ready} of {routers.rollout.wanted} routers answer"
         return _condition("Available", "True", "Serving", text)
     if package.status != "True":
         return _condition("Available", "False", package.reason, package.message)
     if wanted.fault:
         return _condition("Available", "False", "WishesUnfit", wanted.fault)
-    groups = {group.name for group in wanted.groups}
-    missing = [part for part in parts if part.name in groups and part.rollout.ready == 0]
     if missing:
-        return _condition("Available", "False", "ExpertsMissing", _missing_text(missing, len(groups)))
-    aggregators = next((part for part in parts if part.name == aggregator_name(observed.name)), None)
-    if aggregators is not None and aggregators.rollout.ready == 0:
+        return _without_experts(observed, missing, len(groups), answering=routers.rollout.ready > 0 and not alone)
+    if aggregators is not None and alone:
         text = _with_problems("no aggregator is ready", aggregators.problems)
         return _condition("Available", "False", "AggregatorMissing", text)
     if routers.rollout.body is not None and routers.rollout.wanted == 0:
@@ -213,6 +214,18 @@ def _available(
         return _condition("Available", "False", "ScaledToZero", text)
     text = _with_problems("no router is ready yet", routers.problems)
     return _condition("Available", "False", "RouterMissing", text)
+
+
+def _without_experts(observed: Observed, missing: list[Part], groups: int, *, answering: bool) -> Condition:
+    """answering: requests reach a router, and meet the policy."""
+    text, policy = _missing_text(missing, groups), observed.spec.routing.missing_expert.policy
+    if answering and policy == "renormalise" and len(missing) < groups:
+        return _condition("Available", "True", "ServingWithoutExperts", f"answers go without some experts: {text}")
+    if answering and policy == "fail":
+        text = f"requests that need them fail: {text}"
+    elif answering:
+        text = f"requests wait for them, {observed.spec.routing.layer_timeout_seconds:g} s at most: {text}"
+    return _condition("Available", "False", "ExpertsMissing", text)
 
 
 def _missing_text(missing: list[Part], groups: int) -> str:

@@ -172,6 +172,7 @@ class LayerCaller:
     @property
     def settings(self) -> CallSettings:
         """What calls are made with now."""
+        self._heed()
         return self._settings
 
     def _heed(self) -> None:

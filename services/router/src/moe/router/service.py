@@ -1,7 +1,7 @@
 """A router process, put together: package, directory, wire, engine, front desk, server.
 
-The port opens at once and says NOT_SERVING until the model is loaded, every expert group has a ready replica and an
-aggregator is there; it says so again whenever one of them is gone. On the way out answers in flight may finish.
+The port opens at once and says NOT_SERVING until the model is loaded and requests are answered as wished, for which see
+readiness.py. On the way out answers in flight may finish.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from moe.discovery.source import open_directory
 from moe.router.engine import Engine, EngineSettings
 from moe.router.fleet import FleetTracker
 from moe.router.front_desk import DeskTools, FrontDesk
-from moe.router.groups import Fleet
 from moe.router.layer_call import CallSettings, LayerCaller
 from moe.router.loading import LoadedModel, load_model, model_message, open_package
+from moe.router.readiness import answers
 from moe.router.report import aggregator_message, router_message
 from moe.router.requests import RequestReader
 from moe.router.settings import RouterSettings
@@ -36,7 +36,7 @@ _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_na
 logger = logging.getLogger("moe.router")
 
 _LOOK_S = 0.05
-"""How often readiness is looked at; the directory is watched as often."""
+"""How often a router that is not ready yet looks again; the directory is watched as often."""
 
 
 class RouterProcess:
@@ -97,7 +97,7 @@ class RouterProcess:
         engine.start()
         reader = RequestReader(model.limits, model.tokenizer)
         self._desk.open(DeskTools(engine, reader, model.tokenizer, model_message(self._package, model)))
-        self._watch = asyncio.create_task(self._follow())
+        self._watch = asyncio.create_task(self._follow(self._caller))
         logger.info("wire: %s", self._implementation.told)
         logger.info(
             "%s has loaded %s: %d requests at once, %d tokens of context, %d cache tokens of %d bytes",
@@ -111,14 +111,12 @@ class RouterProcess:
         if model.deterministic_cost:
             logger.info("%s is deterministic: %s", self._settings.name, model.deterministic_cost)
 
-    async def _follow(self) -> None:
-        """Keeps readiness up to date."""
-        seen: Fleet | None = None
+    async def _follow(self, caller: LayerCaller) -> None:
+        """Until the router is ready."""
         while True:
-            fleet = self._fleet.current()
-            if fleet is not seen:
-                seen = fleet
-                self._lifecycle.set_ready(not fleet.unready_groups() and (self._embedded or bool(fleet.aggregators)))
+            if answers(self._fleet.current(), caller.settings):
+                self._lifecycle.set_ready(True)
+                return
             await asyncio.sleep(_LOOK_S)
 
     async def _stop(self) -> None:
@@ -147,6 +145,8 @@ class RouterProcess:
         if self._caller:
             facts["missing_policy"] = self._caller.settings.policy.value
             facts["layer_timeout_s"] = f"{self._caller.settings.timeout_s:g}"
+        if missing := self._fleet.current().unready_groups():
+            facts["groups_without_replica"] = ", ".join(missing)
         if trouble := self._directory.trouble():
             facts["discovery_trouble"] = trouble
         if self._model:
