@@ -7,7 +7,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import grpc
 import pytest
@@ -15,12 +15,14 @@ from support.cluster.client import Kube, Namespace, wait_until
 from support.cluster_models import SMALL, START_S, forwarded, model, operator, put_package, until_condition
 from support.discovered import install_definitions
 from support.families import write_package
-from support.streams import Answer, Clients, request
+from support.load import Load
+from support.streams import Clients, request
 
 pytestmark = pytest.mark.timeout(900)
 """Pods start in seconds, on a machine with other work in minutes."""
 
 GROUP = "demo-g000"
+PROMPT = [5, 6, 7, 8]
 SEEN_WITHIN_S = 1.0
 HEEDED_WITHIN_S = 2.0
 _ROWS = re.compile(r"^moe_expert_rows_total (\S+)$", re.MULTILINE)
@@ -45,6 +47,10 @@ class Served:
     def scale(self, replicas: int) -> None:
         self.namespace.kubectl("scale", f"moeexpert/{GROUP}", f"--replicas={replicas}")
 
+    def load(self) -> Load:
+        """Requests one after another for as long as the block runs."""
+        return Load(self.clients, [PROMPT], 16, every_s=0)
+
     @contextlib.contextmanager
     def rows_of(self, pod: str) -> Iterator[Callable[[], float]]:
         """Reads how many rows a pod has computed."""
@@ -56,33 +62,6 @@ class Served:
                 return float(found[1]) if found else 0.0
 
             yield read
-
-
-@dataclass
-class Load:
-    """Requests one after another for as long as the block runs."""
-
-    clients: Clients
-    answers: list[Answer] = field(default_factory=list)
-    _over: threading.Event = field(default_factory=threading.Event)
-
-    def __enter__(self) -> "Load":
-        self._thread = threading.Thread(target=self._ask)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _ask(self) -> None:
-        while not self._over.is_set():
-            self.answers.append(self.clients.ask(request([5, 6, 7, 8], 16)))
-
-    def check(self) -> None:
-        """Every request was answered."""
-        assert self.answers
-        assert [each.error for each in self.answers if each.error] == []
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +89,7 @@ def served(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
 
 def test_a_new_replica_computes_rows_within_a_second_of_being_ready(served: Served) -> None:
     before = set(served.pods())
-    with Load(served.clients) as load:
+    with served.load() as load:
         served.scale(2)
         wait_until(lambda: bool(set(served.pods()) - before), "no second pod runs", START_S)
         (pod,) = set(served.pods()) - before
@@ -127,7 +106,7 @@ def test_a_leaving_replica_computes_no_row_once_it_has_left_the_endpoints(served
     wait_until(lambda: len(served.pods()) == 2, "no second pod runs", START_S)
     until_condition(served.namespace, "Progressing", "AsWished", patience_s=START_S)
     leaving, staying = served.pods()
-    with Load(served.clients) as load, served.rows_of(leaving) as left, served.rows_of(staying) as stayed:
+    with served.load() as load, served.rows_of(leaving) as left, served.rows_of(staying) as stayed:
         served.namespace.kubectl("delete", "pod", leaving, "--wait=false")
         wait_until(lambda: not in_endpoints(served, leaving), "the pod stays in the endpoints", 10, every_s=0.02)
         time_to_see(SEEN_WITHIN_S)
@@ -146,7 +125,7 @@ def test_a_policy_that_is_edited_acts_on_the_next_request_without_a_restart(serv
     served.namespace.kubectl("patch", "moemodel", "demo", "--type=merge", "-p", edit)
     time_to_see(HEEDED_WITHIN_S)
     began = time.monotonic()
-    answer = served.clients.ask(request([5, 6, 7, 8], 16))
+    answer = served.clients.ask(request(PROMPT, 16))
 
     assert answer.error is not None
     assert answer.error.code() is grpc.StatusCode.UNAVAILABLE

@@ -50,9 +50,10 @@ def pids(cgroup: str) -> set[int]:
     """Every process of the cluster."""
     found: set[int] = set()
     for top in _hierarchies():
-        for path in (top / cgroup).rglob("cgroup.procs"):
+        # not rglob, which raises when a pod's cgroup goes while it is looked through
+        for folder, _, _ in os.walk(top / cgroup):
             with contextlib.suppress(OSError):
-                found.update(int(each) for each in path.read_text().split())
+                found.update(int(each) for each in Path(folder, "cgroup.procs").read_text().split())
     return found - {0}
 
 

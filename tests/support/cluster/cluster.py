@@ -7,7 +7,9 @@
 import contextlib
 import shutil
 import signal
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from . import addons, binaries, cgroups, control_plane, kubeconfig, mounts, network, node, packages, pki, relay
@@ -80,6 +82,23 @@ class Cluster:
         if process in conditions:
             self.processes.wait(process, *conditions[process])
 
+    @contextlib.contextmanager
+    def reaching(self, host: str, port: int) -> Iterator[str]:
+        """Address on this machine of one inside, while the block runs; needs neither API server nor kubelet."""
+        argv = [sys.executable, "-m", _module("relay"), self.places.namespace, "0", host, str(port)]
+        with subprocess.Popen(argv, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                yield process.stdout.readline().strip()
+            finally:
+                process.terminate()
+
+    def kill_container(self, container: str) -> None:
+        """With SIGKILL, as a fault. container: its id as a pod's status has it, containerd://..."""
+        name = container.removeprefix("containerd://")
+        ctr = ["ctr", "-a", self.places.containerd_socket, "-n", "k8s.io"]
+        run([*ctr, "task", "kill", "--signal", "SIGKILL", name])
+
     def states(self) -> dict[str, int | None]:
         """The pid of each process, None when it does not run."""
         return {name: self.processes.pid(name) for name in self.names()}
@@ -128,11 +147,10 @@ class Cluster:
 
     def _commands(self, programs: Path) -> dict[str, control_plane.Command]:
         places = self.places
-        module = [sys.executable, "-m"]
-        ours = f"{Path(__file__).parent.relative_to(CHECKOUT)}".replace("/", ".")
+        python = [sys.executable, "-m"]
         commands = control_plane.commands(places, programs)
-        commands["relay"] = [*module, f"{ours}.relay", places.namespace, str(self._port())]
-        commands["provisioner"] = [*module, f"{ours}.provisioner", str(self._port()), places.pki, places.volumes]
+        commands["relay"] = [*python, _module("relay"), places.namespace, str(self._port())]
+        commands["provisioner"] = [*python, _module("provisioner"), str(self._port()), places.pki, places.volumes]
         return {**commands, **node.commands(places, programs)}
 
     def _apply(self, documents: str) -> None:
@@ -163,6 +181,11 @@ class Cluster:
         for link in _CONTAINER_LOG_LINKS.glob("*"):
             if link.is_symlink() and link.readlink().is_relative_to(self.places.root):
                 link.unlink(missing_ok=True)
+
+
+def _module(name: str) -> str:
+    """Of this folder, as Python finds it from the checkout."""
+    return f"{Path(__file__).parent.relative_to(CHECKOUT)}/{name}".replace("/", ".")
 
 
 def all_names() -> list[str]:
