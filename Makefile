@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 PARALLEL ?= 2
-MYPY_TARGETS := $(wildcard services/*/src) kernels/src operator/src proto/generate.py charts/render.py tests/support/cluster
+MYPY_TARGETS := $(wildcard services/*/src) kernels/src operator/src proto/generate.py charts/render.py charts/previous.py tests/support/cluster
 
 .PHONY: help setup kernels-native wire-native wire-rust kernels-selfcheck kernels-sanitized demo test check lint format types imports proto proto-check manifests lock unit kernels bench bench-peers bench-ffn exactness integration e2e kubernetes cluster cluster-down families clean
 
@@ -72,8 +72,9 @@ proto-check: setup ## Lint the .proto sources; generated code is fresh
 	$(BIN)/python proto/generate.py --check
 
 HELM ?= $(shell command -v helm || ls $${MOE_CACHE:-$$HOME/.cache/moe}/cluster/*/helm 2>/dev/null | tail -1)
-manifests: setup ## Write what follows from the typed resources and the chart: definitions, schema, reference, k8s/
+manifests: setup ## Write what follows from the typed resources and the chart: definitions, schema, reference, k8s/, the previous chart
 	$(BIN)/python charts/render.py --helm "$(HELM)"
+	$(BIN)/python charts/previous.py
 
 lock: setup ## Compile requirements.lock from requirements.in
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-emit-find-links -o requirements.lock requirements.in
