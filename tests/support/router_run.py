@@ -130,11 +130,11 @@ class Deployment:
         return control_pb2_grpc.ControlServiceStub(self._channel(router)).Stats(control_pb2.StatsRequest()).router
 
     def wait_without(self, group: str, router: str) -> None:
-        """Until the router has seen that a group has no ready replica."""
+        """Until the router sees that a group has no ready replica, and no other; empty: that all have one."""
         stub, until = control_pb2_grpc.ControlServiceStub(self._channel(router)), time.monotonic() + PATIENCE_S
-        while stub.Describe(control_pb2.DescribeRequest()).facts.get("groups_without_replica") != group:
+        while stub.Describe(control_pb2.DescribeRequest()).facts.get("groups_without_replica", "") != group:
             if time.monotonic() > until:
-                raise TimeoutError(f"{router} does not see that {group} has no replica")
+                raise TimeoutError(f"{router} does not see that {group or 'no group'} has no replica")
             time.sleep(0.02)
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:

@@ -81,4 +81,5 @@ def deployment(processes: Deployment) -> Deployment:
     processes.restore()
     for name in ("router-0", "router-1"):
         processes.wait(processes.address(name))
+        processes.wait_without("", name)
     return processes
