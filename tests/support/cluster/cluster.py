@@ -96,8 +96,8 @@ class Cluster:
     def kill_container(self, container: str) -> None:
         """With SIGKILL, as a fault. container: its id as a pod's status has it, containerd://..."""
         name = container.removeprefix("containerd://")
-        ctr = ["ctr", "-a", self.places.containerd_socket, "-n", "k8s.io"]
-        run([*ctr, "task", "kill", "--signal", "SIGKILL", name])
+        socket = f"{self.places.containerd_socket}"
+        run(["ctr", "-a", socket, "-n", "k8s.io", "task", "kill", "--signal", "SIGKILL", name])
 
     def states(self) -> dict[str, int | None]:
         """The pid of each process, None when it does not run."""

@@ -13,6 +13,10 @@ PROGRAMS = {
     "end-to-end": ("benchmarks.end_to_end", "Tokens a second, time to first token, time per token, beside peers."),
     "ffn": ("benchmarks.ffn", "The experts' kernels beside peers and the machine's limits."),
     "router-step": ("benchmarks.router_step", "Where each microsecond of a router's step goes."),
+    "cluster": (
+        "benchmarks.cluster",
+        "On a Kubernetes of this machine: 128 experts' objects, first token, a new replica.",
+    ),
 }
 _UP_TO_CHECKOUT = 6
 """services/cli/src/moe/cli/commands/bench.py, upwards."""
