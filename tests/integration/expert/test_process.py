@@ -72,6 +72,9 @@ def test_the_figures_count_what_was_computed(expert):
     after = expert.stats().expert
     slots = [after.slots_by_expert[each] - before.slots_by_expert[each] for each in range(4)]
     assert (after.rows - before.rows, slots) == (3, [2, 0, 0, 1])
+    assert (after.dispatches - before.dispatches, after.kernel) == (1, expert.describe().kernel)
+    assert after.queue_wait_s > before.queue_wait_s
+    assert after.rows_per_s > 0
 
 
 def test_its_metrics_page_shows_the_figures(expert):

@@ -43,6 +43,25 @@ def test_rows_of_one_layer_from_two_routers_are_one_batch(stage: Stage) -> None:
     assert [len(batch.items) for batch in expert.batches[seen:]] == [2]
 
 
+def test_the_figures_tell_how_many_dispatches_were_taken_and_how_long_they_waited(stage: Stage) -> None:
+    attempts = three_groups(stage)
+    attempts.run(toy_call(GROUPS))
+    expert = stage.experts[0]
+    before = expert.wire.stats()
+    expert.hold()
+    call = toy_call(GROUPS, seed=1)
+    running = attempts.start(call)
+    wait_until(lambda: expert.wire.stats().queued_rows > 0, "queueing")
+    queued_at = time.monotonic()
+    wait_until(lambda: time.monotonic() - queued_at > 0.05, "a wait that shows")
+    expert.release()
+    assert_adds_up(running.result(), call)
+    after = expert.wire.stats()
+    assert after.dispatches == before.dispatches + 1
+    assert after.waited_s - before.waited_s > 0.05
+    assert after.rows_per_s > 0
+
+
 def test_layers_are_not_joined(stage: Stage) -> None:
     attempts = three_groups(stage)
     attempts.run(toy_call(GROUPS))

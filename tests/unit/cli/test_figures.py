@@ -39,6 +39,17 @@ def test_the_queue_is_the_newest_one():
     assert only_row(expert(10, queued_rows=9), expert(11, queued_rows=4)).queue == 4
 
 
+def test_a_wait_is_the_mean_of_the_dispatches_that_were_taken_in_between():
+    first, last = expert(10, dispatches=4, queue_wait_s=9.0), expert(11, dispatches=14, queue_wait_s=9.5)
+    assert only_row(first, last).wait_s == 0.05
+    assert only_row(last, last).wait_s is None
+
+
+def test_the_kernels_of_all_experts_are_named_once():
+    samples = {"e0": expert(1, kernel="torch"), "e1": expert(1, kernel="native"), "e2": expert(1, kernel="native")}
+    assert figures.summary({name: (each, each) for name, each in samples.items()}).kernels == ("native", "torch")
+
+
 def test_one_sample_alone_has_no_rate():
     sample = expert(10, rows=100, busy_s=3)
     assert (only_row(sample, sample).rows_per_s, only_row(sample, sample).busy) == (0, 0)

@@ -70,6 +70,7 @@ def page_of(stats):
 
 def test_an_experts_figures_are_on_its_page():
     expert = control_pb2.ExpertStats(rows=12, slots_by_expert={3: 7, 11: 5}, busy_s=0.5, queued_rows=2)
+    expert.MergeFrom(control_pb2.ExpertStats(dispatches=6, queue_wait_s=1.5, rows_per_s=24, kernel="native"))
     page = page_of(control_pb2.StatsResponse(expert=expert))
     assert {
         "moe_expert_rows_total 12.0",
@@ -77,6 +78,10 @@ def test_an_experts_figures_are_on_its_page():
         'moe_expert_slots_total{expert="11"} 5.0',
         "moe_expert_busy_seconds_total 0.5",
         "moe_expert_queued_rows 2.0",
+        "moe_expert_dispatches_total 6.0",
+        "moe_expert_queue_wait_seconds_total 1.5",
+        "moe_expert_rows_per_second 24.0",
+        'moe_expert_kernel_info{kernel="native"} 1.0',
     } <= set(page)
 
 

@@ -50,13 +50,17 @@ impl Batch {
     }
 }
 
-/// Figures of the queue; counters since the start.
+/// Figures of the queue; counters since the start. dispatches: taken for a kernel call; waited_s: what those waited, added
+/// up; rows_per_s: while computing, of late.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct QueueStats {
     pub queued_rows: usize,
     pub overloaded: u64,
     pub expired: u64,
     pub invalid: u64,
+    pub dispatches: u64,
+    pub waited_s: f64,
+    pub rows_per_s: f64,
 }
 
 /// What was computed without the interpreter since the start. slots_by_expert: expert id -> slots.
@@ -248,6 +252,9 @@ impl Expert {
             overloaded: counts.overloaded,
             expired: counts.expired,
             invalid: counts.invalid,
+            dispatches: counts.dispatches,
+            waited_s: counts.waited_s,
+            rows_per_s: state.queue.rows_per_s,
         }
     }
 
@@ -435,10 +442,11 @@ impl Expert {
         let mut expired = vec![];
         let (retry_after_s, queued_rows) = {
             let queue = &mut self.state.lock().unwrap().queue;
+            let now = monotonic();
             if queue.is_full_for(item.rows.len()) {
-                expired = queue.drop_expired(monotonic());
+                expired = queue.drop_expired(now);
             }
-            (queue.offer(item), queue.queued_rows)
+            (queue.offer(item, now), queue.queued_rows)
         };
         self.answer_expired(expired);
         match retry_after_s {

@@ -38,15 +38,26 @@ pub struct Counts {
     pub overloaded: u64,
     pub expired: u64,
     pub invalid: u64,
+    /// Items taken for a kernel call, and the seconds that they waited, added up.
+    pub dispatches: u64,
+    pub waited_s: f64,
+}
+
+/// place: how many came before it. since: when it came.
+struct Waiting {
+    place: u64,
+    since: f64,
+    item: Item,
 }
 
 /// Waiting items. Items of one layer keep their order; the layer whose first item waits longest is next.
 pub struct Queue {
     max_queued_rows: usize,
     max_batch_rows: usize,
-    layers: BTreeMap<u32, VecDeque<(u64, Item)>>,
+    layers: BTreeMap<u32, VecDeque<Waiting>>,
     arrivals: u64,
-    rows_per_s: f64,
+    /// While computing, over about the last five batches; 0 before the first.
+    pub rows_per_s: f64,
     pub counts: Counts,
     pub queued_rows: usize,
 }
@@ -67,7 +78,7 @@ impl Queue {
     /// Takes an item, or returns after how many seconds to try again when the queue is full.
     ///
     /// An item that is larger than the bound is taken when nothing else waits.
-    pub fn offer(&mut self, item: Item) -> Option<f64> {
+    pub fn offer(&mut self, item: Item, now: f64) -> Option<f64> {
         let rows = item.rows.len();
         if self.is_full_for(rows) {
             self.counts.overloaded += 1;
@@ -76,7 +87,11 @@ impl Queue {
         self.layers
             .entry(item.key.layer)
             .or_default()
-            .push_back((self.arrivals, item));
+            .push_back(Waiting {
+                place: self.arrivals,
+                since: now,
+                item,
+            });
         self.arrivals += 1;
         self.queued_rows += rows;
         None
@@ -98,12 +113,12 @@ impl Queue {
     pub fn remove(&mut self, unwanted: impl Fn(&Item) -> bool) -> Vec<Item> {
         let mut removed = vec![];
         for waiting in self.layers.values_mut() {
-            if waiting.iter().any(|(_, item)| unwanted(item)) {
-                for entry in std::mem::take(waiting) {
-                    if unwanted(&entry.1) {
-                        removed.push(entry.1);
+            if waiting.iter().any(|each| unwanted(&each.item)) {
+                for each in std::mem::take(waiting) {
+                    if unwanted(&each.item) {
+                        removed.push(each.item);
                     } else {
-                        waiting.push_back(entry);
+                        waiting.push_back(each);
                     }
                 }
             }
@@ -120,7 +135,7 @@ impl Queue {
             let oldest = self
                 .layers
                 .iter()
-                .min_by_key(|(_, waiting)| waiting.front().map(|(arrival, _)| *arrival));
+                .min_by_key(|(_, waiting)| waiting.front().map(|first| first.place));
             let Some((&layer, _)) = oldest else {
                 return (vec![], expired);
             };
@@ -136,13 +151,13 @@ impl Queue {
             return vec![];
         };
         let (mut items, mut rows) = (vec![], 0);
-        while let Some((_, item)) = waiting.front() {
-            let more = item.rows.len();
-            let late = item.is_expired(now);
+        while let Some(first) = waiting.front() {
+            let more = first.item.rows.len();
+            let late = first.item.is_expired(now);
             if !late && !items.is_empty() && rows + more > self.max_batch_rows {
                 break;
             }
-            let Some((_, item)) = waiting.pop_front() else {
+            let Some(Waiting { since, item, .. }) = waiting.pop_front() else {
                 break;
             };
             self.queued_rows -= more;
@@ -151,6 +166,8 @@ impl Queue {
                 expired.push(item);
             } else {
                 rows += more;
+                self.counts.dispatches += 1;
+                self.counts.waited_s += now - since;
                 items.push(item);
             }
         }
@@ -211,7 +228,7 @@ mod tests {
     fn joins_the_layer_that_waits_longest_up_to_the_bound() {
         let mut queue = Queue::new(100, 5);
         for (layer, rows) in [(1, 2), (0, 1), (1, 2), (1, 2)] {
-            assert_eq!(queue.offer(item(layer, rows, None)), None);
+            assert_eq!(queue.offer(item(layer, rows, None), 0.0), None);
         }
         assert_eq!(queue.take(0.0).0.len(), 2);
         assert_eq!(queue.take(0.0).0[0].key.layer, 0);
@@ -222,10 +239,10 @@ mod tests {
     #[test]
     fn turns_away_beyond_the_bound_and_drops_what_is_late() {
         let mut queue = Queue::new(4, 100);
-        assert_eq!(queue.offer(item(0, 9, Some(1.0))), None);
-        assert_eq!(queue.offer(item(0, 1, None)), Some(UNKNOWN_WAIT_S));
+        assert_eq!(queue.offer(item(0, 9, Some(1.0)), 0.0), None);
+        assert_eq!(queue.offer(item(0, 1, None), 0.0), Some(UNKNOWN_WAIT_S));
         assert_eq!(queue.drop_expired(2.0).len(), 1);
-        assert_eq!(queue.offer(item(0, 4, Some(1.0))), None);
+        assert_eq!(queue.offer(item(0, 4, Some(1.0)), 0.0), None);
         let (taken, late) = queue.take(1.0);
         assert_eq!(
             (
@@ -236,5 +253,15 @@ mod tests {
             ),
             (0, 1, 2, 1)
         );
+    }
+
+    #[test]
+    fn adds_up_how_long_what_was_taken_had_waited() {
+        let mut queue = Queue::new(100, 100);
+        for (came, deadline) in [(1.0, None), (2.0, None), (2.5, Some(3.0))] {
+            assert_eq!(queue.offer(item(0, 1, deadline), came), None);
+        }
+        assert_eq!(queue.take(4.0).0.len(), 2);
+        assert_eq!((queue.counts.dispatches, queue.counts.waited_s), (2, 5.0));
     }
 }

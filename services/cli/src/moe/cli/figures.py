@@ -23,15 +23,18 @@ class Row:
 
     rows_per_s: of an expert, rows computed; of an aggregator, layer calls answered. share: an expert's part of all
     slots. queue: of an expert, rows waiting; of a router, requests waiting; of an aggregator, calls open.
-    busy: part of the time spent computing.
+    wait_s: of an expert, how long a dispatch waited in the queue on average; None when none came. busy: part of the
+    time spent computing. kernel: of an expert, its back end.
     """
 
     process: ProcessRecord
     rows_per_s: float | None = None
     share: float | None = None
     queue: int | None = None
+    wait_s: float | None = None
     busy: float | None = None
     resident_bytes: int | None = None
+    kernel: str | None = None
 
     def as_json(self) -> dict[str, object]:
         """Its fields for programs."""
@@ -47,20 +50,23 @@ class Row:
             "rows_per_s": self.rows_per_s,
             "share": self.share,
             "queue": self.queue,
+            "wait_s": self.wait_s,
             "busy": self.busy,
             "resident_bytes": self.resident_bytes,
+            "kernel": self.kernel,
             "reason": process.reason,
         }
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The deployment as a whole: tokens generated a second, requests, memory."""
+    """The deployment as a whole: tokens generated a second, requests, memory, the experts' kernels by name."""
 
     tokens_per_s: float = 0.0
     running: int = 0
     waiting: int = 0
     resident_bytes: int = 0
+    kernels: tuple[str, ...] = ()
 
 
 def rows(processes: Sequence[ProcessRecord], samples: Mapping[str, Ends]) -> list[Row]:
@@ -80,6 +86,7 @@ def summary(samples: Mapping[str, Ends]) -> Summary:
         running=sum(last.stats.router.running for _, last in routers),
         waiting=sum(last.stats.router.waiting for _, last in routers),
         resident_bytes=sum(last.stats.resident_bytes for _, last in samples.values()),
+        kernels=tuple(sorted({last.stats.expert.kernel for _, last in samples.values()} - {""})),
     )
 
 
@@ -95,14 +102,22 @@ def _row(process: ProcessRecord, ends: Ends | None, share: float) -> Row:
             rows_per_s=_rate(now.rows - then.rows, first, last),
             share=share,
             queue=now.queued_rows,
+            wait_s=_wait_s(then, now),
             busy=min(1.0, _rate(now.busy_s - then.busy_s, first, last)),
             resident_bytes=resident,
+            kernel=now.kernel or None,
         )
     if last.stats.HasField("router"):
         return Row(process, queue=last.stats.router.waiting, resident_bytes=resident)
     then_combined = first.stats.aggregator.combined
     per_s = _rate(last.stats.aggregator.combined - then_combined, first, last)
     return Row(process, rows_per_s=per_s, queue=last.stats.aggregator.open, resident_bytes=resident)
+
+
+def _wait_s(then: control_pb2.ExpertStats, now: control_pb2.ExpertStats) -> float | None:
+    """Seconds in the queue for each dispatch taken in between."""
+    taken = now.dispatches - then.dispatches
+    return max(0.0, now.queue_wait_s - then.queue_wait_s) / taken if taken > 0 else None
 
 
 def _shares(processes: Sequence[ProcessRecord], stats: Mapping[str, control_pb2.StatsResponse]) -> dict[str, float]:

@@ -17,7 +17,8 @@ _STATE_STYLES = {
     State.UNREADY.value: "red",
     State.FAILED.value: "bold red",
 }
-_RIGHT = ("rows/s", "share", "queue", "busy", "restarts", "memory", "pid")
+_RIGHT = ("rows/s", "share", "queue", "wait", "busy", "restarts", "memory", "pid")
+_COLUMNS = ("process", "experts", "state", "rows/s", "share", "", "queue", "wait", "busy", "restarts", "memory", "pid")
 _NONE = "–"
 _BAR = 10
 
@@ -30,9 +31,10 @@ def status_table(
         (title, "bold"),
         f"  {summary.tokens_per_s:.1f} tokens/s  {summary.running} running  {summary.waiting} waiting  "
         f"{bytes_text(summary.resident_bytes)} resident  {address}  {wires_text(wires)}",
+        f"  kernel: {' and '.join(summary.kernels)}" if summary.kernels else "",
     )
     table = Table(box=None, pad_edge=False)
-    for column in ("process", "experts", "state", "rows/s", "share", "", "queue", "busy", "restarts", "memory", "pid"):
+    for column in _COLUMNS:
         table.add_column(column, justify="right" if column in _RIGHT else "left", no_wrap=True)
     largest = max((row.share or 0.0 for row in rows), default=0.0)
     for row in rows:
@@ -56,6 +58,7 @@ def _cells(row: Row, largest_share: float) -> list[Text | str]:
         _NONE if row.share is None else f"{100 * row.share:.1f} %",
         bar,
         _NONE if row.queue is None else str(row.queue),
+        _NONE if row.wait_s is None else f"{1e3 * row.wait_s:.1f} ms",
         _NONE if row.busy is None else f"{100 * row.busy:.0f} %",
         str(process.restarts),
         _NONE if row.resident_bytes is None else bytes_text(row.resident_bytes),

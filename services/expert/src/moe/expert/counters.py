@@ -27,7 +27,7 @@ class Counters:
             self._busy_s += seconds
             self._slots.update(slots)
 
-    def message(self, queue: QueueStats, natively: Computed) -> control_pb2.ExpertStats:
+    def message(self, queue: QueueStats, natively: Computed, kernel: str) -> control_pb2.ExpertStats:
         """All figures as moe.control.v1 has them. natively: what the wire computed beside the compute thread."""
         with self._lock:
             return control_pb2.ExpertStats(
@@ -39,4 +39,8 @@ class Counters:
                 overloaded=queue.overloaded,
                 expired=queue.expired,
                 invalid=queue.invalid,
+                dispatches=queue.dispatches,
+                queue_wait_s=queue.waited_s,
+                rows_per_s=queue.rows_per_s,
+                kernel=kernel,
             )

@@ -114,7 +114,9 @@ class ExpertProcess:
         return control_pb2.StatsResponse(
             role=control_pb2.ROLE_EXPERT,
             name=self._settings.name,
-            expert=self._counters.message(self._wire.stats(), self._wire.computed()),
+            expert=self._counters.message(
+                self._wire.stats(), self._wire.computed(), self._packed.kernel if self._packed else ""
+            ),
         )
 
 

@@ -27,6 +27,10 @@ def _expert(stats: control_pb2.ExpertStats) -> Iterable[Reading]:
         _counter(metrics.EXPERT_OVERLOADED, "Dispatches refused because the queue was full.", stats.overloaded),
         _counter(metrics.EXPERT_EXPIRED, "Dispatches dropped because their deadline had passed.", stats.expired),
         _counter(metrics.EXPERT_INVALID, "Dispatches that were malformed.", stats.invalid),
+        _counter(metrics.EXPERT_DISPATCHES, "Dispatches taken from the queue to be computed.", stats.dispatches),
+        _counter(metrics.EXPERT_QUEUE_WAIT, "Seconds that those waited in it, added up.", stats.queue_wait_s),
+        _gauge(metrics.EXPERT_ROWS_PER_SECOND, "Rows a second while computing, of late.", stats.rows_per_s),
+        Reading(metrics.EXPERT_KERNEL, "Kernel back end in use.", "gauge", _one(stats.kernel), "kernel"),
     )
 
 
@@ -62,6 +66,11 @@ def _aggregator(stats: control_pb2.AggregatorStats) -> Iterable[Reading]:
 
 def _counter(name: str, text: str, value: float) -> Reading:
     return Reading(name, text, "counter", {"": value})
+
+
+def _one(name: str) -> dict[str, float]:
+    """The constant 1 by a name that is known."""
+    return {name: 1} if name else {}
 
 
 def _gauge(name: str, text: str, value: float) -> Reading:

@@ -147,14 +147,17 @@ impl Expert {
         py.detach(|| self.inner.drained(Duration::from_secs_f64(timeout_s)))
     }
 
-    /// queued_rows, overloaded, expired, invalid.
-    fn stats(&self) -> (usize, u64, u64, u64) {
+    /// queued_rows, overloaded, expired, invalid, dispatches, waited_s, rows_per_s.
+    fn stats(&self) -> (usize, u64, u64, u64, u64, f64, f64) {
         let stats = self.inner.stats();
         (
             stats.queued_rows,
             stats.overloaded,
             stats.expired,
             stats.invalid,
+            stats.dispatches,
+            stats.waited_s,
+            stats.rows_per_s,
         )
     }
 

@@ -29,7 +29,7 @@ class ExpertInbox:
         with self._changed:
             if self._queue.is_full_for(item):
                 expired = self._queue.drop_expired(time.monotonic())
-            retry_after_s = self._queue.offer(item)
+            retry_after_s = self._queue.offer(item, time.monotonic())
             self._changed.notify()
         self._tell(expired)
         return retry_after_s

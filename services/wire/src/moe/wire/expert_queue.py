@@ -21,6 +21,17 @@ class _Counts:
     overloaded: int = 0
     expired: int = 0
     invalid: int = 0
+    dispatches: int = 0
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """place: how many came before it. since: when it came."""
+
+    place: int
+    since: float
+    item: WorkItem
 
 
 def _is_expired(item: WorkItem, now: float) -> bool:
@@ -32,13 +43,13 @@ class ExpertQueue:
 
     def __init__(self, limits: ExpertLimits) -> None:
         self._limits = limits
-        self._layers: dict[int, deque[tuple[int, WorkItem]]] = {}
+        self._layers: dict[int, deque[_Waiting]] = {}
         self._arrivals = 0
         self._rows_per_s = 0.0
         self._counts = _Counts()
         self.queued_rows = 0
 
-    def offer(self, item: WorkItem) -> float | None:
+    def offer(self, item: WorkItem, now: float) -> float | None:
         """Takes an item and returns None, or returns after how many seconds to try again when the queue is full.
 
         An item that is larger than the bound is taken when nothing else waits.
@@ -47,7 +58,7 @@ class ExpertQueue:
         if self.is_full_for(item):
             self._counts.overloaded += 1
             return self._wait_hint_s()
-        self._layers.setdefault(item.layer, deque()).append((self._arrivals, item))
+        self._layers.setdefault(item.layer, deque()).append(_Waiting(self._arrivals, now, item))
         self._arrivals += 1
         self.queued_rows += rows
         return None
@@ -66,10 +77,10 @@ class ExpertQueue:
         """Takes out and returns all items that are unwanted."""
         removed: list[WorkItem] = []
         for layer, waiting in list(self._layers.items()):
-            gone = [item for _, item in waiting if unwanted(item)]
+            gone = [each.item for each in waiting if unwanted(each.item)]
             if gone:
                 removed += gone
-                self._replace(layer, deque(entry for entry in waiting if not unwanted(entry[1])))
+                self._replace(layer, deque(each for each in waiting if not unwanted(each.item)))
         self.queued_rows -= sum(len(item.rows) for item in removed)
         return removed
 
@@ -80,7 +91,7 @@ class ExpertQueue:
         """
         expired: list[WorkItem] = []
         while self._layers:
-            layer = min(self._layers, key=lambda each: self._layers[each][0][0])
+            layer = min(self._layers, key=lambda each: self._layers[each][0].place)
             items = self._take_from(layer, now, expired)
             if items:
                 return Batch(layer, tuple(items)), expired
@@ -91,7 +102,7 @@ class ExpertQueue:
         items: list[WorkItem] = []
         rows = 0
         while waiting:
-            item = waiting[0][1]
+            item = waiting[0].item
             if _is_expired(item, now):
                 expired.append(item)
                 self._counts.expired += 1
@@ -100,6 +111,8 @@ class ExpertQueue:
             else:
                 items.append(item)
                 rows += len(item.rows)
+                self._counts.dispatches += 1
+                self._counts.waited_s += now - waiting[0].since
             waiting.popleft()
             self.queued_rows -= len(item.rows)
         self._replace(layer, waiting)
@@ -117,9 +130,17 @@ class ExpertQueue:
     def stats(self) -> QueueStats:
         """The figures."""
         counts = self._counts
-        return QueueStats(self.queued_rows, counts.overloaded, counts.expired, counts.invalid)
+        return QueueStats(
+            queued_rows=self.queued_rows,
+            overloaded=counts.overloaded,
+            expired=counts.expired,
+            invalid=counts.invalid,
+            dispatches=counts.dispatches,
+            waited_s=counts.waited_s,
+            rows_per_s=self._rows_per_s,
+        )
 
-    def _replace(self, layer: int, waiting: "deque[tuple[int, WorkItem]]") -> None:
+    def _replace(self, layer: int, waiting: "deque[_Waiting]") -> None:
         if waiting:
             self._layers[layer] = waiting
         else:

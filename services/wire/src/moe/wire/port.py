@@ -203,12 +203,19 @@ class ExpertLimits:
 
 @dataclass(frozen=True)
 class QueueStats:
-    """Figures of an expert's queue; counters since the start."""
+    """Figures of an expert's queue; counters since the start.
+
+    dispatches: taken for a kernel call. waited_s: seconds that those waited, added up. rows_per_s: while computing, over
+    about the last five batches; 0 before the first.
+    """
 
     queued_rows: int
     overloaded: int
     expired: int
     invalid: int
+    dispatches: int = 0
+    waited_s: float = 0.0
+    rows_per_s: float = 0.0
 
 
 class ExpertWire(Protocol):

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n moe/api/control/v1/control.proto\x12\x0emoe.control.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xbf\x02\n\x10\x44\x65scribeResponse\x12\"\n\x04role\x18\x01 \x01(\x0e\x32\x14.moe.control.v1.Role\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x17\n\x0fmanifest_sha256\x18\x06 \x01(\t\x12\x0f\n\x07\x65xperts\x18\x07 \x03(\r\x12\x0c\n\x04wire\x18\x08 \x01(\t\x12\x0e\n\x06kernel\x18\t \x01(\t\x12\x15\n\rdeterministic\x18\n \x01(\x08\x12:\n\x05\x66\x61\x63ts\x18\x0b \x03(\x0b\x32+.moe.control.v1.DescribeResponse.FactsEntry\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x0e\n\x0cStatsRequest\"\xfa\x01\n\rStatsResponse\x12\"\n\x04role\x18\x01 \x01(\x0e\x32\x14.moe.control.v1.Role\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12\x16\n\x0eresident_bytes\x18\x04 \x01(\x04\x12+\n\x06\x65xpert\x18\x05 \x01(\x0b\x32\x1b.moe.control.v1.ExpertStats\x12+\n\x06router\x18\x06 \x01(\x0b\x32\x1b.moe.control.v1.RouterStats\x12\x33\n\naggregator\x18\x07 \x01(\x0b\x32\x1f.moe.control.v1.AggregatorStats\"\x86\x02\n\x0b\x45xpertStats\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12G\n\x0fslots_by_expert\x18\x02 \x03(\x0b\x32..moe.control.v1.ExpertStats.SlotsByExpertEntry\x12\x0f\n\x07\x62\x61tches\x18\x03 \x01(\x04\x12\x0e\n\x06\x62usy_s\x18\x04 \x01(\x01\x12\x13\n\x0bqueued_rows\x18\x05 \x01(\r\x12\x12\n\noverloaded\x18\x06 \x01(\x04\x12\x0f\n\x07\x65xpired\x18\x07 \x01(\x04\x12\x0f\n\x07invalid\x18\x08 \x01(\x04\x1a\x34\n\x12SlotsByExpertEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xca\x04\n\x0bRouterStats\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x16\n\x0ekv_tokens_used\x18\x03 \x01(\x04\x12\x17\n\x0fkv_tokens_total\x18\x04 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x05 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x06 \x01(\x04\x12\r\n\x05steps\x18\x07 \x01(\x04\x12\x15\n\rretried_parts\x18\x08 \x01(\x04\x12\x14\n\x0credone_calls\x18\t \x01(\x04\x12G\n\x0fslots_by_expert\x18\n \x03(\x0b\x32..moe.control.v1.RouterStats.SlotsByExpertEntry\x12\x43\n\x0c\x64\x65gradations\x18\x0b \x03(\x0b\x32-.moe.control.v1.RouterStats.DegradationsEntry\x12;\n\x08\x66inished\x18\x0c \x03(\x0b\x32).moe.control.v1.RouterStats.FinishedEntry\x12\x14\n\x0chedged_parts\x18\r \x01(\x04\x1a\x34\n\x12SlotsByExpertEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x33\n\x11\x44\x65gradationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a/\n\rFinishedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x88\x01\n\x0f\x41ggregatorStats\x12\x10\n\x08\x63ombined\x18\x01 \x01(\x04\x12\x0c\n\x04open\x18\x02 \x01(\r\x12\x12\n\nduplicates\x18\x03 \x01(\x04\x12\x0f\n\x07refused\x18\x04 \x01(\x04\x12\x0f\n\x07missing\x18\x05 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x06 \x01(\x04\x12\x0f\n\x07sources\x18\x07 \x01(\r\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse*S\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_ROUTER\x10\x01\x12\x0f\n\x0bROLE_EXPERT\x10\x02\x12\x13\n\x0fROLE_AGGREGATOR\x10\x03\x32\xeb\x01\n\x0e\x43ontrolService\x12M\n\x08\x44\x65scribe\x12\x1f.moe.control.v1.DescribeRequest\x1a .moe.control.v1.DescribeResponse\x12\x44\n\x05Stats\x12\x1c.moe.control.v1.StatsRequest\x1a\x1d.moe.control.v1.StatsResponse\x12\x44\n\x05\x44rain\x12\x1c.moe.control.v1.DrainRequest\x1a\x1d.moe.control.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n moe/api/control/v1/control.proto\x12\x0emoe.control.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xbf\x02\n\x10\x44\x65scribeResponse\x12\"\n\x04role\x18\x01 \x01(\x0e\x32\x14.moe.control.v1.Role\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x17\n\x0fmanifest_sha256\x18\x06 \x01(\t\x12\x0f\n\x07\x65xperts\x18\x07 \x03(\r\x12\x0c\n\x04wire\x18\x08 \x01(\t\x12\x0e\n\x06kernel\x18\t \x01(\t\x12\x15\n\rdeterministic\x18\n \x01(\x08\x12:\n\x05\x66\x61\x63ts\x18\x0b \x03(\x0b\x32+.moe.control.v1.DescribeResponse.FactsEntry\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x0e\n\x0cStatsRequest\"\xfa\x01\n\rStatsResponse\x12\"\n\x04role\x18\x01 \x01(\x0e\x32\x14.moe.control.v1.Role\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12\x16\n\x0eresident_bytes\x18\x04 \x01(\x04\x12+\n\x06\x65xpert\x18\x05 \x01(\x0b\x32\x1b.moe.control.v1.ExpertStats\x12+\n\x06router\x18\x06 \x01(\x0b\x32\x1b.moe.control.v1.RouterStats\x12\x33\n\naggregator\x18\x07 \x01(\x0b\x32\x1f.moe.control.v1.AggregatorStats\"\xd4\x02\n\x0b\x45xpertStats\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12G\n\x0fslots_by_expert\x18\x02 \x03(\x0b\x32..moe.control.v1.ExpertStats.SlotsByExpertEntry\x12\x0f\n\x07\x62\x61tches\x18\x03 \x01(\x04\x12\x0e\n\x06\x62usy_s\x18\x04 \x01(\x01\x12\x13\n\x0bqueued_rows\x18\x05 \x01(\r\x12\x12\n\noverloaded\x18\x06 \x01(\x04\x12\x0f\n\x07\x65xpired\x18\x07 \x01(\x04\x12\x0f\n\x07invalid\x18\x08 \x01(\x04\x12\x12\n\ndispatches\x18\t \x01(\x04\x12\x14\n\x0cqueue_wait_s\x18\n \x01(\x01\x12\x12\n\nrows_per_s\x18\x0b \x01(\x01\x12\x0e\n\x06kernel\x18\x0c \x01(\t\x1a\x34\n\x12SlotsByExpertEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xca\x04\n\x0bRouterStats\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x16\n\x0ekv_tokens_used\x18\x03 \x01(\x04\x12\x17\n\x0fkv_tokens_total\x18\x04 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x05 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x06 \x01(\x04\x12\r\n\x05steps\x18\x07 \x01(\x04\x12\x15\n\rretried_parts\x18\x08 \x01(\x04\x12\x14\n\x0credone_calls\x18\t \x01(\x04\x12G\n\x0fslots_by_expert\x18\n \x03(\x0b\x32..moe.control.v1.RouterStats.SlotsByExpertEntry\x12\x43\n\x0c\x64\x65gradations\x18\x0b \x03(\x0b\x32-.moe.control.v1.RouterStats.DegradationsEntry\x12;\n\x08\x66inished\x18\x0c \x03(\x0b\x32).moe.control.v1.RouterStats.FinishedEntry\x12\x14\n\x0chedged_parts\x18\r \x01(\x04\x1a\x34\n\x12SlotsByExpertEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x33\n\x11\x44\x65gradationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a/\n\rFinishedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x88\x01\n\x0f\x41ggregatorStats\x12\x10\n\x08\x63ombined\x18\x01 \x01(\x04\x12\x0c\n\x04open\x18\x02 \x01(\r\x12\x12\n\nduplicates\x18\x03 \x01(\x04\x12\x0f\n\x07refused\x18\x04 \x01(\x04\x12\x0f\n\x07missing\x18\x05 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x06 \x01(\x04\x12\x0f\n\x07sources\x18\x07 \x01(\r\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse*S\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_ROUTER\x10\x01\x12\x0f\n\x0bROLE_EXPERT\x10\x02\x12\x13\n\x0fROLE_AGGREGATOR\x10\x03\x32\xeb\x01\n\x0e\x43ontrolService\x12M\n\x08\x44\x65scribe\x12\x1f.moe.control.v1.DescribeRequest\x1a .moe.control.v1.DescribeResponse\x12\x44\n\x05Stats\x12\x1c.moe.control.v1.StatsRequest\x1a\x1d.moe.control.v1.StatsResponse\x12\x44\n\x05\x44rain\x12\x1c.moe.control.v1.DrainRequest\x1a\x1d.moe.control.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,8 +41,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTERSTATS_DEGRADATIONSENTRY']._serialized_options = b'8\001'
   _globals['_ROUTERSTATS_FINISHEDENTRY']._loaded_options = None
   _globals['_ROUTERSTATS_FINISHEDENTRY']._serialized_options = b'8\001'
-  _globals['_ROLE']._serialized_start=1688
-  _globals['_ROLE']._serialized_end=1771
+  _globals['_ROLE']._serialized_start=1766
+  _globals['_ROLE']._serialized_end=1849
   _globals['_DESCRIBEREQUEST']._serialized_start=52
   _globals['_DESCRIBEREQUEST']._serialized_end=69
   _globals['_DESCRIBERESPONSE']._serialized_start=72
@@ -54,23 +54,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATSRESPONSE']._serialized_start=410
   _globals['_STATSRESPONSE']._serialized_end=660
   _globals['_EXPERTSTATS']._serialized_start=663
-  _globals['_EXPERTSTATS']._serialized_end=925
-  _globals['_EXPERTSTATS_SLOTSBYEXPERTENTRY']._serialized_start=873
-  _globals['_EXPERTSTATS_SLOTSBYEXPERTENTRY']._serialized_end=925
-  _globals['_ROUTERSTATS']._serialized_start=928
-  _globals['_ROUTERSTATS']._serialized_end=1514
-  _globals['_ROUTERSTATS_SLOTSBYEXPERTENTRY']._serialized_start=873
-  _globals['_ROUTERSTATS_SLOTSBYEXPERTENTRY']._serialized_end=925
-  _globals['_ROUTERSTATS_DEGRADATIONSENTRY']._serialized_start=1414
-  _globals['_ROUTERSTATS_DEGRADATIONSENTRY']._serialized_end=1465
-  _globals['_ROUTERSTATS_FINISHEDENTRY']._serialized_start=1467
-  _globals['_ROUTERSTATS_FINISHEDENTRY']._serialized_end=1514
-  _globals['_AGGREGATORSTATS']._serialized_start=1517
-  _globals['_AGGREGATORSTATS']._serialized_end=1653
-  _globals['_DRAINREQUEST']._serialized_start=1655
-  _globals['_DRAINREQUEST']._serialized_end=1669
-  _globals['_DRAINRESPONSE']._serialized_start=1671
-  _globals['_DRAINRESPONSE']._serialized_end=1686
-  _globals['_CONTROLSERVICE']._serialized_start=1774
-  _globals['_CONTROLSERVICE']._serialized_end=2009
+  _globals['_EXPERTSTATS']._serialized_end=1003
+  _globals['_EXPERTSTATS_SLOTSBYEXPERTENTRY']._serialized_start=951
+  _globals['_EXPERTSTATS_SLOTSBYEXPERTENTRY']._serialized_end=1003
+  _globals['_ROUTERSTATS']._serialized_start=1006
+  _globals['_ROUTERSTATS']._serialized_end=1592
+  _globals['_ROUTERSTATS_SLOTSBYEXPERTENTRY']._serialized_start=951
+  _globals['_ROUTERSTATS_SLOTSBYEXPERTENTRY']._serialized_end=1003
+  _globals['_ROUTERSTATS_DEGRADATIONSENTRY']._serialized_start=1492
+  _globals['_ROUTERSTATS_DEGRADATIONSENTRY']._serialized_end=1543
+  _globals['_ROUTERSTATS_FINISHEDENTRY']._serialized_start=1545
+  _globals['_ROUTERSTATS_FINISHEDENTRY']._serialized_end=1592
+  _globals['_AGGREGATORSTATS']._serialized_start=1595
+  _globals['_AGGREGATORSTATS']._serialized_end=1731
+  _globals['_DRAINREQUEST']._serialized_start=1733
+  _globals['_DRAINREQUEST']._serialized_end=1747
+  _globals['_DRAINRESPONSE']._serialized_start=1749
+  _globals['_DRAINRESPONSE']._serialized_end=1764
+  _globals['_CONTROLSERVICE']._serialized_start=1852
+  _globals['_CONTROLSERVICE']._serialized_end=2087
 # @@protoc_insertion_point(module_scope)

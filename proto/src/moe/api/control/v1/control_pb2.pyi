@@ -253,6 +253,10 @@ class ExpertStats(_message.Message):
     OVERLOADED_FIELD_NUMBER: _builtins.int
     EXPIRED_FIELD_NUMBER: _builtins.int
     INVALID_FIELD_NUMBER: _builtins.int
+    DISPATCHES_FIELD_NUMBER: _builtins.int
+    QUEUE_WAIT_S_FIELD_NUMBER: _builtins.int
+    ROWS_PER_S_FIELD_NUMBER: _builtins.int
+    KERNEL_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     """Rows computed since the start."""
     batches: _builtins.int
@@ -267,6 +271,14 @@ class ExpertStats(_message.Message):
     """Dispatches dropped because their deadline had passed."""
     invalid: _builtins.int
     """Dispatches that were malformed."""
+    dispatches: _builtins.int
+    """Dispatches taken from the queue for a kernel call since the start; dispatches / batches is how many were joined."""
+    queue_wait_s: _builtins.float
+    """Seconds that those waited in the queue, added up; queue_wait_s / dispatches is the mean wait."""
+    rows_per_s: _builtins.float
+    """Rows a second while computing, over about the last five batches; 0 before the first."""
+    kernel: _builtins.str
+    """Kernel back end in use; empty until the weights are packed."""
     @_builtins.property
     def slots_by_expert(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """Slots (row, expert) computed since the start, by expert id."""
@@ -282,10 +294,14 @@ class ExpertStats(_message.Message):
         overloaded: _builtins.int = ...,
         expired: _builtins.int = ...,
         invalid: _builtins.int = ...,
+        dispatches: _builtins.int = ...,
+        queue_wait_s: _builtins.float = ...,
+        rows_per_s: _builtins.float = ...,
+        kernel: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "busy_s", b"busy_s", "expired", b"expired", "invalid", b"invalid", "overloaded", b"overloaded", "queued_rows", b"queued_rows", "rows", b"rows", "slots_by_expert", b"slots_by_expert"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "busy_s", b"busy_s", "dispatches", b"dispatches", "expired", b"expired", "invalid", b"invalid", "kernel", b"kernel", "overloaded", b"overloaded", "queue_wait_s", b"queue_wait_s", "queued_rows", b"queued_rows", "rows", b"rows", "rows_per_s", b"rows_per_s", "slots_by_expert", b"slots_by_expert"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
