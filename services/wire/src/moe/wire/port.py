@@ -205,8 +205,8 @@ class ExpertLimits:
 class QueueStats:
     """Figures of an expert's queue; counters since the start.
 
-    dispatches: taken for a kernel call. waited_s: seconds that those waited, added up. rows_per_s: while computing, over
-    about the last five batches; 0 before the first.
+    dispatches: taken for a kernel call. waited_s: seconds that those waited, added up. rows_per_s: while computing,
+    over about the last five batches; 0 before the first.
     """
 
     queued_rows: int
