@@ -133,23 +133,31 @@ def run(chosen: argparse.Namespace) -> int:
     """Measures what was chosen and prints it."""
     machine = this_machine(("torch", "grpcio", "kopf", "kubernetes"))
     package = find_package(chosen.package) if set(chosen.only) - {"size"} else None
-    cluster = Cluster(f"bench-{os.getpid()}", lambda line: print(f"cluster: {line}", file=sys.stderr))
+    cluster = Cluster(f"bench-{os.getpid()}", lambda line: print(f"cluster: {line}"))
+    # what the tests' parts print of themselves is no part of the answer
+    with contextlib.redirect_stdout(sys.stderr):
+        figures = measured(cluster, package, chosen.only)
+    if chosen.json:
+        print(json.dumps({"machine": machine.as_dict(), "figures": [asdict(each) for each in figures]}))
+    else:
+        publish("cluster", _text(machine.lines(), figures), chosen.into)
+    return 0
+
+
+def measured(cluster: Cluster, package: Path | None, parts: Sequence[str]) -> list[Figure]:
+    """All parts that were chosen, on a cluster that is up for them alone."""
     figures: list[Figure] = []
     try:
         cluster.up()
         programs = binaries.ensure(print)
         kube = Kube(cluster.kubeconfig, programs / "kubectl", programs / "helm", image.NAME)
         if package is not None:
-            figures += served(cluster, kube, package, chosen.only)
-        if "size" in chosen.only:
+            figures += served(cluster, kube, package, parts)
+        if "size" in parts:
             figures += size(kube)
     finally:
         cluster.down()
-    if chosen.json:
-        print(json.dumps({"machine": machine.as_dict(), "figures": [asdict(each) for each in figures]}))
-    else:
-        publish("cluster", _text(machine.lines(), figures), chosen.into)
-    return 0
+    return figures
 
 
 def _text(lines: Sequence[str], figures: Sequence[Figure]) -> str:
