@@ -1,8 +1,12 @@
 """Mapping a group's weights, and refusing what is not as the manifest says."""
 
+from pathlib import Path
+
 import pytest
 import torch
-from moe.expert.weights import load_group, open_package
+from moe.expert.weights import check_finite, load_group, open_package
+from moe.kernels.ffn import ExpertWeights
+from moe.models.errors import PackageError
 from moe.models.manifest import PROBES_NAME, expert_file
 from moe.runtime.errors import StartupError
 from support.tiny_package import expert_weights, write_package
@@ -56,6 +60,21 @@ def test_a_nan_is_refused_with_file_and_tensor(tmp_path):
     root = write_package(tmp_path / "tiny", poison=(2, 1, "down"))
     with pytest.raises(StartupError, match=r"expert-00001\.safetensors: tensor 'layers\.2\.down' holds 1 values"):
         load_group(open_package(root), [1])
+
+
+@pytest.mark.parametrize("values", [[torch.inf, -torch.inf], [torch.nan], [-torch.inf]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_values_that_are_no_numbers_are_found_also_where_they_cancel_out(values, dtype):
+    up = torch.ones(2, 3, dtype=dtype)
+    up.view(-1)[: len(values)] = torch.tensor(values)
+    weights = ExpertWeights(up, torch.ones(3, 1, dtype=dtype))
+    with pytest.raises(PackageError, match=rf"'layers\.4\.up' holds {len(values)} values"):
+        check_finite(Path("f"), 4, weights)
+
+
+def test_numbers_whose_sum_is_none_are_accepted():
+    large = torch.full((2, 3), torch.finfo(torch.float16).max, dtype=torch.float16)
+    check_finite(Path("f"), 0, ExpertWeights(large, large))
 
 
 def test_a_directory_without_a_manifest_is_refused(tmp_path):
