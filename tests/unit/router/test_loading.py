@@ -1,7 +1,9 @@
 """What a router makes of a package and its settings before it serves."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from moe.models.package import Package
@@ -52,6 +54,15 @@ def test_the_model_is_described_by_package_and_limits(package: Path) -> None:
     facts = (message.name, message.family, message.vocabulary, message.experts, message.moe_layers, message.topk)
     assert facts == ("tiny", "mixtral", 128, 8, 3, 2)
     assert (message.manifest_sha256, message.has_tokenizer, message.max_context) == (opened.manifest_sha256, False, 512)
+
+
+@pytest.mark.parametrize("kernel", ["torch", "native"])
+def test_the_model_is_described_with_the_kernels_that_run(package: Path, kernel: Literal["torch", "native"]) -> None:
+    opened = Package.open(package)
+    settings = replace(settings_for(package), linear_kernel=kernel, attention_kernel=kernel)
+    message = model_message(opened, load_model(opened, settings))
+    assert message.linear_kernel.startswith(f"{kernel} (")
+    assert message.attention_kernel == kernel
 
 
 def test_a_cache_beyond_memory_names_the_flags(package: Path) -> None:

@@ -149,4 +149,6 @@ def model_message(package: Package, loaded: LoadedModel) -> inference_pb2.GetMod
         has_tokenizer=loaded.tokenizer is not None,
         has_chat_template=loaded.tokenizer is not None and loaded.tokenizer.has_chat_template,
         licence=package.manifest.licence,
+        linear_kernel=loaded.kernels.linear,
+        attention_kernel=loaded.kernels.attention,
     )

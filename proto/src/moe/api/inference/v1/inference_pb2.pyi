@@ -751,6 +751,8 @@ class GetModelResponse(_message.Message):
     HAS_TOKENIZER_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     LICENCE_FIELD_NUMBER: _builtins.int
+    LINEAR_KERNEL_FIELD_NUMBER: _builtins.int
+    ATTENTION_KERNEL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the model package."""
     family: _builtins.str
@@ -775,6 +777,12 @@ class GetModelResponse(_message.Message):
     """Whether chat prompts work."""
     licence: _builtins.str
     """Licence of the weights."""
+    linear_kernel: _builtins.str
+    """What the router's linear layers compute with, back ends and how many layers each has; for people. Describe of an
+    expert tells the experts' kernel.
+    """
+    attention_kernel: _builtins.str
+    """What its attention and norms compute with."""
     def __init__(
         self,
         *,
@@ -790,10 +798,12 @@ class GetModelResponse(_message.Message):
         has_tokenizer: _builtins.bool = ...,
         has_chat_template: _builtins.bool = ...,
         licence: _builtins.str = ...,
+        linear_kernel: _builtins.str = ...,
+        attention_kernel: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["experts", b"experts", "family", b"family", "has_chat_template", b"has_chat_template", "has_tokenizer", b"has_tokenizer", "licence", b"licence", "manifest_sha256", b"manifest_sha256", "max_context", b"max_context", "max_prompt_bytes", b"max_prompt_bytes", "moe_layers", b"moe_layers", "name", b"name", "topk", b"topk", "vocabulary", b"vocabulary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_kernel", b"attention_kernel", "experts", b"experts", "family", b"family", "has_chat_template", b"has_chat_template", "has_tokenizer", b"has_tokenizer", "licence", b"licence", "linear_kernel", b"linear_kernel", "manifest_sha256", b"manifest_sha256", "max_context", b"max_context", "max_prompt_bytes", b"max_prompt_bytes", "moe_layers", b"moe_layers", "name", b"name", "topk", b"topk", "vocabulary", b"vocabulary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
