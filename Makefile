@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 PARALLEL ?= 2
 MYPY_TARGETS := $(wildcard services/*/src) kernels/src operator/src proto/generate.py charts/render.py charts/previous.py tests/support/cluster
 
-.PHONY: help setup kernels-native wire-native wire-rust kernels-selfcheck kernels-sanitized demo test check lint format types imports proto proto-check manifests lock unit kernels bench bench-peers bench-ffn exactness integration e2e kubernetes cluster cluster-down families clean
+.PHONY: help setup kernels-native wire-native wire-rust kernels-selfcheck kernels-sanitized demo test check lint format types imports proto proto-check manifests lock unit kernels bench bench-peers bench-ffn exactness integration e2e kubernetes cluster cluster-down families image clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -75,6 +75,11 @@ HELM ?= $(shell command -v helm || ls $${MOE_CACHE:-$$HOME/.cache/moe}/cluster/*
 manifests: setup ## Write what follows from the typed resources and the chart: definitions, schema, reference, k8s/, the previous chart
 	$(BIN)/python charts/render.py --helm "$(HELM)"
 	$(BIN)/python charts/previous.py
+
+IMAGE ?= moe:0.1.0
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+image: ## Build the image of every pod as IMAGE (docker/README.md)
+	docker build --file docker/Dockerfile --tag $(IMAGE) --build-arg TORCH_INDEX=$(TORCH_INDEX) .
 
 lock: setup ## Compile requirements.lock from requirements.in
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-emit-find-links -o requirements.lock requirements.in
