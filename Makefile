@@ -106,9 +106,8 @@ kernels-sanitized: setup ## The C++ kernels' tests with address and undefined-be
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 $(PYTEST) -q tests/kernels/test_linear.py tests/kernels/test_group_ffn.py \
 	tests/kernels/test_attention.py tests/kernels/test_rms_norm.py tests/kernels/test_projection.py
 
-bench: setup ## The tables of docs/performance.md: layer calls, end to end; an hour or two, BENCH=--quick minutes
-	$(BIN)/moe bench layer-call --into docs/performance.md $(BENCH)
-	$(BIN)/moe bench end-to-end --into docs/performance.md $(BENCH)
+bench: setup ## The tables of docs/performance.md: layer calls, kernels, end to end; hours, BENCH=--quick minutes
+	$(BIN)/python -m benchmarks --into docs/performance.md $(BENCH)
 
 bench-peers: setup ## Environments of the peers that end-to-end is measured beside; compiles llama.cpp
 	$(BIN)/python -m benchmarks.end_to_end.peers.install

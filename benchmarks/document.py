@@ -1,6 +1,6 @@
 """Puts a benchmark's output into a page, between two comments that name it: one command brings the page up to date."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -12,6 +12,14 @@ def replaced(page: str, name: str, text: str) -> str:
     if not found or not closed:
         raise ValueError(f"the page has no {begin} with {end} after it; add both where the table belongs")
     return f"{before}{begin}\n{text.strip()}\n{end}{after}"
+
+
+def require_places(names: Iterable[str], into: Path | None) -> None:
+    """Before anything is measured: raises ValueError unless the page, if there is one, has a place for every table."""
+    if into is not None:
+        page = into.read_text(encoding="utf-8")
+        for name in names:
+            replaced(page, name, "")
 
 
 def publish(name: str, text: str, into: Path | None) -> None:

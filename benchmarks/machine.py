@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+_QUIET_LOAD = 0.3
 _VECTOR_FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16")
 
 
@@ -26,6 +27,11 @@ class Machine:
     system: str
     versions: dict[str, str]
 
+    @property
+    def quiet(self) -> bool:
+        """Whether figures of this run can be trusted."""
+        return self.load <= _QUIET_LOAD
+
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
         return asdict(self)
@@ -33,11 +39,12 @@ class Machine:
     def lines(self) -> list[str]:
         """For people, one fact a line."""
         versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
+        noise = "" if self.quiet else ": TAKEN UNDER LOAD, absolute figures mean little"
         return [
             f"date      {self.date}",
             f"cpu       {self.cpu}, {self.cores} cores, {' '.join(self.vector) or 'no vector extensions that matter'}",
             f"memory    {self.memory_gib:.0f} GiB",
-            f"load      {self.load:.2f} when the run began",
+            f"load      {self.load:.2f} when the run began{noise}",
             f"system    {self.system}",
             f"versions  {versions}",
         ]

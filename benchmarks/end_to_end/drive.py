@@ -1,4 +1,4 @@
-"""Drives an engine through a workload: submits requests when they are due and notes when their tokens come."""
+"""Drives an engine through a workload: submits requests when they are due, notes which tokens come and when."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,23 @@ from benchmarks.places import CHECKOUT
 from benchmarks.wires import AbsentError
 
 _START_S = 600.0
+
+
+@dataclass
+class Coming:
+    """Of one request, as it goes on."""
+
+    ids: list[int] = field(default_factory=list)
+    counts: list[tuple[float, int]] = field(default_factory=list)
+
+    def note(self, at: float, ids: Sequence[int]) -> None:
+        """These came at that time."""
+        self.ids += ids
+        self.counts.append((at, len(self.ids)))
+
+    def times(self, submitted: float) -> Times:
+        """When all are there."""
+        return Times(submitted, tuple(self.counts), tuple(self.ids))
 
 
 class Running:
@@ -45,22 +63,22 @@ class Running:
         first_id = self._ids
         due = list(workload)
         submitted: dict[int, float] = {}
-        tokens: dict[int, list[tuple[float, int]]] = {}
+        came: dict[int, Coming] = {}
         missing = {first_id + number: sent.request.new for number, sent in enumerate(workload)}
         while missing:
             while due and time.monotonic() - start >= due[0].after_s:
                 sent = due.pop(0)
                 submitted[self._ids] = time.monotonic()
                 self._submit(sent)
-                tokens[self._ids] = []
+                came[self._ids] = Coming()
                 self._ids += 1
             wait = due[0].after_s - (time.monotonic() - start) if due else 0.5
             if time.monotonic() - start > timeout_s:
                 raise AbsentError(
                     f"{self.name}: {len(missing)} of {len(workload)} requests not done in {timeout_s:g} s"
                 )
-            self._note(max(0.0, min(wait, 0.5)), tokens, missing)
-        return [Times(submitted[number], tuple(tokens[number])) for number in submitted]
+            self._note(max(0.0, min(wait, 0.5)), came, missing)
+        return [came[number].times(at) for number, at in submitted.items()]
 
     def close(self) -> None:
         """Ends it."""
@@ -79,15 +97,16 @@ class Running:
         self._process.stdin.write(json.dumps(fields) + "\n")
         self._process.stdin.flush()
 
-    def _note(self, wait_s: float, tokens: dict[int, list[tuple[float, int]]], missing: dict[int, int]) -> None:
+    def _note(self, wait_s: float, came: dict[int, Coming], missing: dict[int, int]) -> None:
         try:
             fields = self._lines.get(timeout=wait_s)
         except queue.Empty:
             return
         if fields is None or "absent" in fields:
             raise AbsentError(f"{self.name}: {fields['absent'] if fields else self._last_words()}")
-        tokens[fields["id"]].append((fields["at"], fields["tokens"]))
-        if fields["tokens"] >= missing[fields["id"]]:
+        request = came[fields["id"]]
+        request.note(fields["at"], fields["ids"])
+        if len(request.ids) >= missing[fields["id"]]:
             del missing[fields["id"]]
 
     def _until_ready(self) -> dict[str, Any]:

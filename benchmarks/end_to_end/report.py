@@ -1,4 +1,4 @@
-"""The table of one model: a row for each engine, figures with their spread, ratios to the one process without hops."""
+"""The tables of one model: a row for each engine, figures with their spread, ratios to the one process without hops."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -41,37 +41,53 @@ class Result:
         return {"engine": self.name, "medians": medians, "rounds": self.rounds, **facts}
 
 
-def results_text(name: str, results: Sequence[Result]) -> str:
-    """Tables, then the reasons of those that are absent."""
-    header = ["engine", *COLUMNS.values(), "spread", "tax W1", "tax W2", "MiB"]
-    blocks = [f"### {name}", table(header, _rows(results))]
-    if any("w3_capacity_s" in result.rounds for result in results):
-        blocks.append("W3, milliseconds, at 50% and 90% of each engine's own capacity (requests/s)")
-        blocks.append(table(["engine", *LOAD_COLUMNS.values()], [_figures(result, LOAD_COLUMNS) for result in results]))
-    blocks += [f"absent: {result.absent}" for result in results if result.absent]
-    return "\n\n".join(blocks)
+def results_text(results: Sequence[Result]) -> str:
+    """W1 and W2: the table, how engines' answers were checked, then the reasons of those that are absent."""
+    header = ["engine", *COLUMNS.values(), "spread", "tax W1", "tax W2", "MiB", "answers"]
+    return "\n\n".join([table(header, _rows(results)), *_absent(results)])
+
+
+def load_text(results: Sequence[Result], requests: int) -> str:
+    """W3."""
+    what = (
+        f"W3: {requests} requests a part, milliseconds, at 50% and 90% of each engine's own capacity, which is how "
+        "many requests a second it does when all of the same mix wait from the start."
+    )
+    rows = [_figures(result, LOAD_COLUMNS) for result in results]
+    return "\n\n".join([what, table(["engine", *LOAD_COLUMNS.values()], rows), *_absent(results)])
+
+
+def _absent(results: Sequence[Result]) -> list[str]:
+    return [f"absent: {result.absent}" for result in results if result.absent]
 
 
 def _rows(results: Sequence[Result]) -> list[list[str]]:
     baseline = next((result for result in results if result.name == BASELINE), None)
-    return [[*_figures(result, COLUMNS), *_ends(result, baseline)] for result in results]
+    rows = []
+    for result in results:
+        resident, answers = (str(result.facts.get(fact, "-")) for fact in ("resident_mib", "answers"))
+        rows.append([*_figures(result, COLUMNS), *_ends(result, baseline), resident, answers])
+    return rows
 
 
 def _figures(result: Result, columns: dict[str, str]) -> list[str]:
-    values = [result.rounds.get(figure) for figure in columns]
-    return [result.name, *(number(summary(each).median if each else None) for each in values)]
+    """`absent` for an engine that has no figure at all, `-` for a figure that was not asked for."""
+    cells = []
+    for figure in columns:
+        values = result.rounds.get(figure)
+        cells.append(number(summary(values).median if values else None) if values or not result.rounds else "-")
+    return [result.name, *cells]
 
 
 def _ends(result: Result, baseline: Result | None) -> list[str]:
-    """Largest spread; how much dearer than one process, for ours; resident memory of all processes."""
-    resident = result.facts.get("resident_mib", "-")
+    """Largest spread; how much dearer than one process, for ours."""
     if not result.rounds:
-        return ["absent", "-", "-", str(resident)]
-    figures = [summary(result.rounds[figure]) for figure in COLUMNS]
-    spread = f"{max(each.spread for each in figures):.0%}" if figures[0].rounds > 1 else "-"
+        return ["absent", "-", "-"]
+    figures = [summary(result.rounds[figure]) for figure in COLUMNS if figure in result.rounds]
+    spread = f"{max(each.spread for each in figures):.0%}" if figures and figures[0].rounds > 1 else "-"
     if baseline is None or not baseline.rounds or "moe" not in result.name or result is baseline:
-        return [spread, "-", "-", str(resident)]
-    return [spread, *tax(result, baseline), str(resident)]
+        return [spread, "-", "-"]
+    return [spread, *tax(result, baseline)]
 
 
 def tax(result: Result, baseline: Result) -> tuple[str, str]:
@@ -79,7 +95,7 @@ def tax(result: Result, baseline: Result) -> tuple[str, str]:
     pairs = [(baseline, result, "w1_tokens_s"), (result, baseline, "w2_per_token_ms")]
     cells = []
     for above, below, figure in pairs:
-        numerators, denominators = above.rounds[figure], below.rounds[figure]
-        same = len(numerators) == len(denominators)
+        numerators, denominators = above.rounds.get(figure, []), below.rounds.get(figure, [])
+        same = len(numerators) == len(denominators) > 0
         cells.append(f"{paired_ratio(numerators, denominators) - 1:+.0%}" if same else "-")
     return cells[0], cells[1]

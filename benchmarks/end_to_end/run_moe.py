@@ -63,11 +63,9 @@ class _Client:
             max_tokens=request.new,
             ignore_eos=True,
         )
-        made = 0
         async for answer in self._stub.Generate(message):
             if answer.WhichOneof("kind") == "chunk" and answer.chunk.tokens:
-                made += len(answer.chunk.tokens)
-                self._talk.tokens(request.id, made)
+                self._talk.tokens(request.id, [token.id for token in answer.chunk.tokens])
 
 
 def _fail_loudly(future: "Future[None]") -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from benchmarks.end_to_end.protocol import Request
 from benchmarks.figures import percentile
 
+WORKLOADS = ("W1", "W2", "W3")
 PROMPT, NEW, AT_ONCE = 128, 64, 16
 _SHORTEST, _LONGEST = 16, 512
 _NEW_SHORTEST, _NEW_LONGEST = 16, 64
@@ -26,10 +27,11 @@ class Sent:
 
 @dataclass(frozen=True)
 class Times:
-    """Of one request, seconds of one clock. tokens: (when, how many there were by then), as they were told."""
+    """Of one request, seconds of one clock. tokens: (when, how many there were by then), as told; ids: them all."""
 
     submitted: float
     tokens: tuple[tuple[float, int], ...]
+    ids: tuple[int, ...] = ()
 
     @property
     def first_s(self) -> float:

