@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,8 @@ class Running:
         )
         self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._ids = 0
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         self.facts = self._until_ready()
 
     def run(self, workload: Sequence[Sent], timeout_s: float) -> list[Times]:
@@ -83,19 +85,22 @@ class Running:
     def close(self) -> None:
         """Ends it."""
         if self._process.stdin:
-            self._process.stdin.close()
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
         try:
             self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._reader.join()
         self._log.close()
 
     def _submit(self, sent: Sent) -> None:
         assert self._process.stdin is not None, "opened as a pipe"
         fields = {"id": self._ids, "prompt": sent.request.prompt, "new": sent.request.new}
-        self._process.stdin.write(json.dumps(fields) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # what it said last is told when its output has ended
+            self._process.stdin.write(json.dumps(fields) + "\n")
+            self._process.stdin.flush()
 
     def _note(self, wait_s: float, came: dict[int, Coming], missing: dict[int, int]) -> None:
         try:
@@ -127,6 +132,7 @@ class Running:
 
     def _read(self) -> None:
         assert self._process.stdout is not None, "opened as a pipe"
-        for line in self._process.stdout:
-            self._lines.put(json.loads(line))
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.put(json.loads(line))
         self._lines.put(None)

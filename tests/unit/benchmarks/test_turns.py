@@ -59,6 +59,15 @@ def test_an_engine_that_computes_another_model_is_absent_and_not_asked_again(mod
     assert "wrong: its answers are not those of S: 8 of 8 answers leave the reference" in result.absent
 
 
+def test_an_engine_that_dies_before_it_is_asked_is_absent(model: Model) -> None:
+    script = ENGINE.replace(
+        '    talk.ready(version="1")\n', '    talk.ready(version="1")\n    raise SystemExit("no memory")\n'
+    )
+    turns = Turns(model, [Engine("dead", (sys.executable, "-c", script, "[]"))])
+    turns.take(turns.engines[0], Effort(), seed=0)
+    assert turns.results["dead"].absent == "dead: ended with 1: no memory"
+
+
 def test_an_engine_that_dies_says_its_last_words(model: Model) -> None:
     script = "import sys; print('no AVX-512', file=sys.stderr); sys.exit(4)"
     turns = Turns(model, [Engine("dead", (sys.executable, "-c", script))])
