@@ -178,10 +178,15 @@ def test_a_part_of_the_control_plane_is_away_under_load_without_a_lost_request(
 
 
 def until_two_without(served: Served, gone: str) -> None:
-    """Waits until the group has two ready pods, none of them that one."""
-    wait_until(lambda: gone not in served.names("expert", GROUP), f"{gone} stays", START_S)
-    wait_until(lambda: len(served.names("expert", GROUP)) == 2, "no second pod comes", START_S)
-    served.until_ready(GROUP, "2/2")
+    """Waits until that pod has come to its end and the group has two ready ones."""
+
+    def replaced() -> bool:
+        pods = served.all_pods("expert", GROUP)
+        containers = [each["status"].get("containerStatuses", []) for each in pods]
+        ready = [bool(each) and each[0]["ready"] for each in containers]
+        return ready == [True, True] and gone not in [each["metadata"]["name"] for each in pods]
+
+    wait_until(replaced, f"{gone} stays, or nothing takes its place", START_S, every_s=0.3)
 
 
 def kill_container_and_wait(served: Served, cluster: Cluster, pod: str) -> None:

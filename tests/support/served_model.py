@@ -63,9 +63,10 @@ class Served:
         return str(self.namespace.get("moeexpert", expert)["status"].get("ready", ""))
 
     def scale(self, expert: str, replicas: int) -> None:
-        """Returns once it is done."""
+        """Returns once it is done and pods that leave have come to their end."""
         self.namespace.kubectl("scale", f"moeexpert/{expert}", f"--replicas={replicas}")
         self.until_ready(expert, f"{replicas}/{replicas}")
+        wait_until(lambda: len(self.all_pods("expert", expert)) == replicas, f"a pod of {expert} stays", START_S)
 
     def until_ready(self, expert: str, wanted: str) -> None:
         """Waits until its MoEExpert says so."""
