@@ -27,5 +27,9 @@ def test_the_operators_names_are_those_that_discovery_reads() -> None:
 
 
 def test_the_components_that_discovery_looks_for_are_labelled_so() -> None:
-    labels = [naming.labels("m", "expert", "g"), naming.labels("m", "aggregator")]
-    assert [each[names.COMPONENT_LABEL] for each in labels] == [names.EXPERT_COMPONENT, names.AGGREGATOR_COMPONENT]
+    labels = [naming.labels("m", "expert", "g"), naming.labels("m", "aggregator"), naming.labels("m", "router")]
+    assert [each[names.COMPONENT_LABEL] for each in labels] == [
+        names.EXPERT_COMPONENT,
+        names.AGGREGATOR_COMPONENT,
+        names.ROUTER_COMPONENT,
+    ]

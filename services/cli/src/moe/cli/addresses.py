@@ -1,13 +1,45 @@
-"""Finds the router that a command talks to: by address, by the name of a deployment, or the only one that is up."""
+"""Finds the router that a command talks to: by address, a deployment's name, the only one up, or on a cluster."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from moe.cli.cluster.link import linked
+from moe.cli.cluster.place import NOWHERE, Place
 from moe.cli.errors import CliError, UsageError
+from moe.cli.router_client import RouterClient
 from moe.cli.supervise import runtime_dir, state_file
 from moe.cli.supervise.state_file import DeploymentRecord
 
 ADDRESS_VARIABLE = "MOE_ADDRESS"
 """Environment variable with the router's address, where no option names one."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The router that was asked for. Raises UsageError when it was asked for in two ways."""
+
+    address: str | None = None
+    name: str | None = None
+    place: Place = NOWHERE
+
+    def __post_init__(self) -> None:
+        here = [f"--{word}" for word in ("address", "name") if getattr(self, word)]
+        if here and self.place:
+            raise UsageError(
+                f"{here[0]} is of this machine, --context, --namespace and --model are of a cluster; choose one"
+            )
+
+
+@contextlib.contextmanager
+def connected(environ: Mapping[str, str], wanted: Wanted) -> Iterator[RouterClient]:
+    """A connection to the router for as long as the block runs. Raises CliError, UsageError."""
+    if not wanted.place:
+        with RouterClient(find_router(environ, wanted.address, wanted.name)) as router:
+            yield router
+        return
+    with linked(environ, wanted.place) as link, RouterClient(link.router(), link.trouble) as router:
+        yield router
 
 
 def find_router(environ: Mapping[str, str], address: str | None, name: str | None) -> str:

@@ -1,9 +1,12 @@
 """Options that several commands share."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import click
+from moe.cli.addresses import Wanted
+from moe.cli.cluster.place import Place
 
 Command = Callable[..., Any]
 
@@ -26,15 +29,37 @@ class PromptCommand(click.Command):
 
 
 def router_options(command: Command) -> Command:
-    """Which router to talk to: --address, --name."""
-    command = click.option("--name", metavar="NAME", help="The deployment to talk to, as `moe status` lists it.")(
-        command
+    """Which router to talk to, as `wanted`: --address, --name, or a place on a cluster."""
+
+    @functools.wraps(command)
+    def with_router(*words: Any, address: str | None, name: str | None, place: Place, **rest: Any) -> Any:
+        return command(*words, wanted=Wanted(address, name, place), **rest)
+
+    options = place_options(with_router)
+    options = click.option("--name", metavar="NAME", help="The deployment to talk to, as `moe status` lists it.")(
+        options
     )
     return click.option(
         "--address",
         metavar="TARGET",
         help="The router's address, host:port or unix:/path. Default: $MOE_ADDRESS, else the one that is up here.",
-    )(command)
+    )(options)
+
+
+def place_options(command: Command) -> Command:
+    """A model on a cluster, as `place`: --context, --namespace, --model; any of them means a cluster."""
+
+    @functools.wraps(command)
+    def with_place(*words: Any, context: str | None, namespace: str | None, model: str | None, **rest: Any) -> Any:
+        return command(*words, place=Place(context or "", namespace or "", model or ""), **rest)
+
+    options = click.option(
+        "--model", metavar="NAME", help="The MoEModel on a cluster. Default: the only one of the namespace."
+    )(with_place)
+    options = click.option("-n", "--namespace", metavar="NAME", help="Its namespace. Default: the context's.")(options)
+    return click.option(
+        "--context", metavar="NAME", help="The cluster, as the kubeconfig names it. Default: the current context."
+    )(options)
 
 
 def prompt_options(command: Command) -> Command:

@@ -1,6 +1,6 @@
 """Talks to a router over moe.inference.v1, and turns statuses into messages for people."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 from moe.api.inference.v1 import inference_pb2 as pb
@@ -13,10 +13,14 @@ _SHORT_S = 30.0
 
 
 class RouterClient:
-    """A connection to one router. Every call raises CliError, or UsageError when the request is to blame."""
+    """A connection to one router. Every call raises CliError, or UsageError when the request is to blame.
 
-    def __init__(self, address: str) -> None:
+    trouble: what is wrong with the way to it; empty when nothing is known.
+    """
+
+    def __init__(self, address: str, trouble: Callable[[], str] = lambda: "") -> None:
         self.address = address
+        self._trouble = trouble
         self._channel = grpc.insecure_channel(dialable(address), options=channel_options())
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
 
@@ -64,6 +68,8 @@ class RouterClient:
         code, details = error.code(), error.details() or ""
         if code in _USER_S_FAULT:
             return UsageError(details)
+        if code is grpc.StatusCode.UNAVAILABLE and (trouble := self._trouble()):
+            return CliError(trouble)
         if code is grpc.StatusCode.UNAVAILABLE and "connect" in details.lower():
             return CliError(f"nobody answers at {self.address}; see what is up with `moe status`")
         return CliError(f"{details} ({code.name})")

@@ -15,6 +15,7 @@ GROUP_LABEL = "moe.dev/group"
 
 EXPERT_COMPONENT = "expert"
 AGGREGATOR_COMPONENT = "aggregator"
+ROUTER_COMPONENT = "router"
 
 GRPC_PORT_NAME = "grpc"
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from moe.api.inference.v1 import inference_pb2 as pb
 from moe.cli import answers, output
-from moe.cli.addresses import find_router
+from moe.cli.addresses import Wanted, connected
 from moe.cli.errors import CliError
 from moe.cli.options import router_options, sampling_options
 from moe.cli.requests import chat_prompt, checked, generate_request
@@ -19,18 +19,19 @@ _PROMPT = "> "
 
 
 @click.command(
-    epilog="\b\nExamples:\n  moe chat\n  moe chat --system 'Answer in one sentence.' --temperature 0.7\n\n"
+    epilog="\b\nExamples:\n  moe chat\n  moe chat --system 'Answer in one sentence.' --temperature 0.7\n"
+    "  moe chat --context dev -n moe --model demo\n\n"
     "Within the chat: " + _HELP + "."
 )
 @click.option("--system", metavar="TEXT", help="The system message.")
 @sampling_options
 @router_options
-def chat(system: str | None, address: str | None, name: str | None, **sampling: Any) -> None:
+def chat(system: str | None, wanted: Wanted, **sampling: Any) -> None:
     """Talk with the model that is up.
 
     From a pipe, every line is one turn.
     """
-    with RouterClient(find_router(os.environ, address, name)) as router:
+    with connected(os.environ, wanted) as router:
         Conversation(router, system, sampling).run()
 
 

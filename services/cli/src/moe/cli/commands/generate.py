@@ -8,10 +8,9 @@ from typing import Any
 import click
 from moe.api.inference.v1 import inference_pb2 as pb
 from moe.cli import answers, output
-from moe.cli.addresses import find_router
+from moe.cli.addresses import Wanted, connected
 from moe.cli.options import PromptCommand, json_option, prompt_options, router_options, sampling_options
 from moe.cli.requests import generate_request, prompt_of
-from moe.cli.router_client import RouterClient
 
 
 @click.command(
@@ -20,7 +19,8 @@ from moe.cli.router_client import RouterClient
     "  moe generate --prompt 'The capital of France is' --max-tokens 16\n"
     "  moe generate --chat 'Write a haiku about routers' --temperature 0.8 --seed 7\n"
     "  moe generate --experts --chat 'Who are you?'\n"
-    "  echo 'Once upon a time' | moe generate --json",
+    "  echo 'Once upon a time' | moe generate --json\n"
+    "  moe generate --context dev -n moe --model demo --chat 'Hello!'",
 )
 @prompt_options
 @sampling_options
@@ -39,8 +39,7 @@ def generate(
     logprobs: int | None,
     timeout_s: float | None,
     as_json: bool,
-    address: str | None,
-    name: str | None,
+    wanted: Wanted,
     **sampling: Any,
 ) -> None:
     """Continue a prompt and stream the answer.
@@ -50,7 +49,7 @@ def generate(
     request = generate_request(
         prompt_of(prompt=prompt, chat=chat, system=system, tokens=tokens, read_input=read_input), sampling, logprobs
     )
-    with RouterClient(find_router(os.environ, address, name)) as router:
+    with connected(os.environ, wanted) as router:
         responses = router.generate(request, timeout_s)
         if as_json:
             _print_json(responses)

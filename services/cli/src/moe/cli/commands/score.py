@@ -6,11 +6,10 @@ import os
 import click
 from moe.api.inference.v1 import inference_pb2 as pb
 from moe.cli import answers, output
-from moe.cli.addresses import find_router
+from moe.cli.addresses import Wanted, connected
 from moe.cli.commands.generate import read_input
 from moe.cli.options import json_option, prompt_options, router_options
 from moe.cli.requests import prompt_of
-from moe.cli.router_client import RouterClient
 
 
 @click.command(
@@ -31,14 +30,13 @@ def score(
     each: bool,
     top: int,
     as_json: bool,
-    address: str | None,
-    name: str | None,
+    wanted: Wanted,
 ) -> None:
     """Show the log-probability and the perplexity of a text."""
     request = pb.ScoreRequest(
         prompt=prompt_of(prompt=prompt, chat=chat, system=system, tokens=tokens, read_input=read_input), top=top
     )
-    with RouterClient(find_router(os.environ, address, name)) as router:
+    with connected(os.environ, wanted) as router:
         answer = router.score(request)
     facts = _facts(answer)
     if as_json:

@@ -5,11 +5,10 @@ import os
 import click
 from moe.api.inference.v1 import inference_pb2 as pb
 from moe.cli import output
-from moe.cli.addresses import find_router
+from moe.cli.addresses import Wanted, connected
 from moe.cli.commands.generate import read_input
 from moe.cli.options import json_option, prompt_options, router_options
 from moe.cli.requests import prompt_of
-from moe.cli.router_client import RouterClient
 
 
 @click.command(
@@ -26,14 +25,13 @@ def tokenize(
     system: str | None,
     tokens: str | None,
     as_json: bool,
-    address: str | None,
-    name: str | None,
+    wanted: Wanted,
 ) -> None:
     """Turn a text or a chat into token ids, or ids (--tokens) back into text."""
     request = pb.TokenizeRequest(
         prompt=prompt_of(prompt=prompt, chat=chat, system=system, tokens=tokens, read_input=read_input)
     )
-    with RouterClient(find_router(os.environ, address, name)) as router:
+    with connected(os.environ, wanted) as router:
         answer = router.tokenize(request)
     if as_json:
         output.print_json({"token_ids": list(answer.token_ids), "text": answer.text})
