@@ -84,6 +84,8 @@ WRONG_MODELS = {
         {"aggregator": {"placement": "embedded", "replicas": 2}},
         "an embedded aggregator has no pods of its own",
     ),
+    "a drop of nothing": ({"routing": {"strategy": "drop"}}, "set topK to how many are to stay"),
+    "fewer than no experts": ({"routing": {"topK": -1}}, "spec.routing.topK.*greater than or equal to 0"),
     "a late second replica": (
         {"routing": {"layerTimeoutSeconds": 1, "hedgeAfterSeconds": 2}},
         "hedgeAfterSeconds has to be below layerTimeoutSeconds",

@@ -1,13 +1,15 @@
 """A tiny recurrent "model" behind moe.models.contract.Backbone, for tests of the engine: quick, exact, easy to break.
 
 Every row is computed by itself, so its bits don't depend on the batch. Token t goes to the experts t and t + 1 (modulo
-their number) in every layer, so a test chooses by the prompt which groups are needed.
+their number) in every layer, so a test chooses by the prompt which groups are needed; with another top-k to so many
+from t on.
 """
 
 from collections.abc import Sequence
 
 import torch
-from moe.models.contract import BackboneInfo, Experts, PackedBatch, Segment
+from moe.models.contract import BackboneInfo, Experts, PackedBatch, Segment, Strategy
+from moe.models.seams.errors import BackboneError
 from torch import Tensor
 
 VOCABULARY = 32
@@ -41,6 +43,7 @@ class FakeBackbone:
         self._never = torch.zeros(VOCABULARY)
         self._never[[EXPLODES, NOT_A_NUMBER]] = -1e4
         self._states: dict[int, list[Tensor]] = {}
+        self._topk = 2
         self.released: list[int] = []
         self.steps: list[PackedBatch] = []
         self.info = BackboneInfo(
@@ -62,13 +65,18 @@ class FakeBackbone:
         if EXPLODES in batch.token_ids.tolist():
             raise ValueError("token 30 explodes")
         hidden = torch.stack(self._contexts(batch))
-        index = torch.stack([batch.token_ids % EXPERTS, (batch.token_ids + 1) % EXPERTS], dim=1)
-        weights = torch.tensor([[0.75, 0.25]]).repeat(len(index), 1)
+        index = torch.stack([(batch.token_ids + rank) % EXPERTS for rank in range(self._topk)], dim=1)
+        weights = torch.tensor([[0.75, 0.25, 0.125, 0.0625]])[:, : self._topk].repeat(len(index), 1)
         rows = torch.arange(len(index))
         for layer in range(LAYERS):
             hidden = hidden + experts(layer, hidden, index, weights, rows)
         logits = [self._head @ hidden[row] + self._never for row in batch.logit_rows.tolist()]
         return torch.stack(logits) if logits else torch.empty(0, VOCABULARY)
+
+    def route(self, topk: int, strategy: Strategy) -> None:
+        if topk > EXPERTS:
+            raise BackboneError(f"top-k is {topk}; want 1 to {EXPERTS}")
+        self._topk = topk or 2
 
     def release(self, slot: int) -> None:
         self.released.append(slot)
@@ -103,19 +111,20 @@ def local_experts(layer: int, hidden: Tensor, index: Tensor, weights: Tensor, ro
     return answer
 
 
-def reference_logits(tokens: Sequence[int]) -> Tensor:
+def reference_logits(tokens: Sequence[int], topk: int = 0) -> Tensor:
     """[tokens, vocabulary]: the model alone, everything in one step."""
     backbone = FakeBackbone()
+    backbone.route(topk, "family")
     backbone.allocate(1, len(tokens))
     every = torch.arange(len(tokens))
     return backbone.step(PackedBatch((Segment(0, 0, len(tokens)),), torch.tensor(tokens), every), local_experts)
 
 
-def reference_greedy(prompt: Sequence[int], count: int) -> list[int]:
+def reference_greedy(prompt: Sequence[int], count: int, topk: int = 0) -> list[int]:
     """The greedy continuation, token by token from the start each time; stops after the end token."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + count:
-        tokens.append(int(reference_logits(tokens)[-1].argmax()))
+        tokens.append(int(reference_logits(tokens, topk)[-1].argmax()))
         if tokens[-1] == END:
             break
     return tokens[len(prompt) :]

@@ -52,6 +52,12 @@ class Clients:
             answer.error = error
         return answer
 
+    def score(self, tokens: Sequence[int]) -> list[float]:
+        """ln P of every token but the first."""
+        prompt = inference_pb2.Prompt(tokens=inference_pb2.TokenIds(ids=tokens))
+        answer = self.stub.Score(inference_pb2.ScoreRequest(prompt=prompt), timeout=240)
+        return [token.logprob for token in answer.tokens]
+
     def ask_all(
         self,
         requests: Sequence[inference_pb2.GenerateRequest],

@@ -3,8 +3,9 @@
 from copy import deepcopy
 
 import pytest
+from moe.operator.desired import desired
 from moe.operator.kinds import Ref, ref_of
-from support.small_world import FACTS, SmallWorld
+from support.small_world import FACTS, IMAGE, SmallWorld
 
 
 def running(**spec):
@@ -226,12 +227,21 @@ def test_a_field_that_is_no_longer_wished_is_taken_away():
     assert len(world.settle()) == 4
 
 
-def test_wishes_that_do_not_fit_the_package_leave_what_runs_alone():
+UNFIT = {
+    "experts_per_group is 9": {"experts": {"perPod": 9}},
+    "routing.topK is 5; want 1 to 4": {"routing": {"topK": 5}},
+    "routing.topK is 2 with strategy drop; want less than 2": {"routing": {"topK": 2, "strategy": "drop"}},
+}
+
+
+@pytest.mark.parametrize(("words", "wishes"), UNFIT.items())
+def test_wishes_that_do_not_fit_the_package_are_said_and_leave_what_runs_alone(words, wishes):
     world = running()
     before = deepcopy(world.objects)
-    world.wish(experts={"perPod": 9})
+    world.wish(**wishes)
     world.settle()
     assert world.objects == before
+    assert words in desired(world.observed, IMAGE).fault
 
 
 def test_a_lost_deployment_is_made_again():

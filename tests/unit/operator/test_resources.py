@@ -158,6 +158,8 @@ CHANGES = {
     "experts.gpus": {**BASE, "experts": {"gpus": 1}},
     "experts.spread": {**BASE, "experts": {"spread": "zones"}},
     "routing.missingExpert.policy": {**BASE, "routing": {"missingExpert": {"policy": "fail"}}},
+    "routing.topK": {**BASE, "routing": {"topK": 1}},
+    "routing.strategy": {**BASE, "routing": {"topK": 1, "strategy": "drop"}},
     "routing.layerTimeoutSeconds": {**BASE, "routing": {"layerTimeoutSeconds": 5}},
     "routing.hedgeAfterSeconds": {**BASE, "routing": {"hedgeAfterSeconds": 1}},
     "routing.deterministic": {**BASE, "routing": {"deterministic": True}},
@@ -191,4 +193,6 @@ def test_a_field_that_is_accepted_changes_something_that_is_made(path):
     base = {**BASE, component: {"tolerations": [TOLERATED]}} if inside else BASE
     if path.startswith("package.conversion"):
         base = SOURCED
+    if path == "routing.strategy":
+        base = CHANGES["routing.topK"]
     assert rendered(CHANGES[path]) != rendered(base)

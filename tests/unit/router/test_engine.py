@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
+from moe.discovery.directory import RoutingWishes
 from moe.router.domain import Degradation, Ending, Finish, Generation, Piece, SamplingParameters, Scored, Scoring
 from moe.router.engine import Engine, EngineSettings
 from moe.router.fleet import FleetTracker
@@ -330,3 +331,39 @@ def test_a_score_without_all_its_experts_is_refused(make: Callable[..., Bench]) 
     error = reader.end()
     assert isinstance(error, Unavailable)
     assert "a score has to be exact" in error.message
+
+
+def scored(bench: Bench, text: tuple[int, ...]) -> list[float]:
+    reader = Reader()
+    bench.engine.submit(Scoring(text), reader)
+    found = reader.end()
+    assert isinstance(found, Scored), found
+    return [score.logprob for score in found.tokens]
+
+
+def reference_scores(text: tuple[int, ...], topk: int = 0) -> list[float]:
+    expected = reference_logits(text, topk).log_softmax(-1)
+    return [float(expected[i, token]) for i, token in enumerate(text[1:])]
+
+
+@pytest.mark.parametrize("topk", [1, 3])
+def test_another_topk_that_is_wished_acts_on_the_next_request(make: Callable[..., Bench], topk: int) -> None:
+    bench, text = make(), (9, 2, 3)
+    own = scored(bench, text)
+
+    bench.directory.wish(RoutingWishes(topk=topk))
+
+    assert own == pytest.approx(reference_scores(text), abs=1e-5)
+    assert scored(bench, text) == pytest.approx(reference_scores(text, topk), abs=1e-5)
+    assert own != pytest.approx(reference_scores(text, topk), abs=1e-3)
+
+
+def test_a_topk_that_the_model_can_not_have_is_not_heeded(
+    make: Callable[..., Bench], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench, text = make(), (9, 2, 3)
+    bench.directory.wish(RoutingWishes(topk=9))
+
+    assert scored(bench, text) == pytest.approx(reference_scores(text), abs=1e-5)
+    assert "wishes are not heeded" in caplog.text
+    assert "top-k is 9; want 1 to 4" in caplog.text

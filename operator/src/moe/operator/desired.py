@@ -97,6 +97,7 @@ def _package_jobs(observed: Observed, model: ModelContext) -> tuple[Manifest, ..
 def groups_of(name: str, spec: ModelSpec, facts: PackageFacts) -> tuple[GroupPlan, ...]:
     """The expert groups of a model. Raises PlanError when the wishes don't fit the package."""
     known = ModelFacts(name, dict.fromkeys(range(facts.layers), facts.experts), facts.topk)
+    _check_gates(spec, facts)
     threads = max(threads_of(spec.router.resources), threads_of(spec.experts.resources))
     wishes = Wishes(
         cores=threads,
@@ -107,6 +108,18 @@ def groups_of(name: str, spec: ModelSpec, facts: PackageFacts) -> tuple[GroupPla
         expert_threads=threads_of(spec.experts.resources),
     )
     return plan(known, wishes).groups
+
+
+def _check_gates(spec: ModelSpec, facts: PackageFacts) -> None:
+    """What routers would not heed. Raises PlanError."""
+    topk = spec.routing.top_k
+    if topk > facts.experts:
+        raise PlanError(f"routing.topK is {topk}; want 1 to {facts.experts}, the package's experts, or 0 for its own")
+    if spec.routing.strategy == "drop" and topk >= facts.topk:
+        raise PlanError(
+            f"routing.topK is {topk} with strategy drop; want less than {facts.topk}, the package's own, or another "
+            "strategy"
+        )
 
 
 def actions(observed: Observed, wanted: Desired) -> Actions:

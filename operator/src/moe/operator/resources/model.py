@@ -162,6 +162,17 @@ class MissingExpert:
 class Routing:
     """How rows find their experts, and what happens when they don't. A change acts on new requests within seconds."""
 
+    top_k: int = described(
+        "Experts per token; 0 is the checkpoint's own, which alone gives its exact answers. More cost more.",
+        default=0,
+        minimum=0,
+        maximum=4096,
+    )
+    strategy: Literal["family", "drop"] = described(
+        "How topK experts are taken. family: by the family's own selection and weights, as if its configuration said "
+        "topK. drop: the heaviest of the checkpoint's own choice with their own weights; the others' are dropped.",
+        default="family",
+    )
     missing_expert: MissingExpert = described("When an expert group does not answer.", default=MissingExpert())
     layer_timeout_seconds: float = described(
         "How long a layer may take, retries included.", default=120.0, minimum=0.05, maximum=86400
@@ -179,6 +190,10 @@ class Routing:
     )
 
     RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.strategy == 'family' || self.topK > 0",
+            "strategy drop leaves experts out; set topK to how many are to stay",
+        ),
         Rule(
             "self.hedgeAfterSeconds < self.layerTimeoutSeconds",
             "hedgeAfterSeconds has to be below layerTimeoutSeconds, or the second replica is never asked in time",

@@ -55,6 +55,8 @@ def wishes_of(model: Body | None) -> RoutingWishes:
     routing = model["spec"].get("routing", {})
     return RoutingWishes(
         missing_policy=routing.get("missingExpert", {}).get("policy"),
+        topk=routing.get("topK"),
+        strategy=routing.get("strategy"),
         layer_timeout_s=_seconds(routing, "layerTimeoutSeconds"),
         hedge_after_s=_seconds(routing, "hedgeAfterSeconds"),
     )

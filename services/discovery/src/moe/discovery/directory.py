@@ -43,10 +43,13 @@ class Snapshot:
 class RoutingWishes:
     """What is wished of routing while routers run; None leaves what a router was started with.
 
-    missing_policy: wait, renormalise or fail. The others in seconds, as the router's settings of these names.
+    missing_policy: wait, renormalise or fail. topk: experts per token, 0 for the checkpoint's own. strategy: family or
+    drop. The others in seconds, as the router's settings of these names.
     """
 
     missing_policy: str | None = None
+    topk: int | None = None
+    strategy: str | None = None
     layer_timeout_s: float | None = None
     hedge_after_s: float | None = None
 

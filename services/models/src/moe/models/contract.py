@@ -6,7 +6,7 @@ other; a sequence's keys and values live in a slot that the scheduler hands out.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -73,6 +73,14 @@ class BackboneInfo:
     kv_bytes_per_token: int
 
 
+Strategy = Literal["family", "drop"]
+"""How other than the checkpoint's own top-k experts are taken.
+
+family: the family's own selection, scores and normalisation, as if its configuration said so. drop: the checkpoint's
+own selection, of which only the heaviest are asked; their weights stay as they are, the others' are missing.
+"""
+
+
 class Backbone(Protocol):
     """A model without its routed experts, with a slot cache."""
 
@@ -89,3 +97,9 @@ class Backbone(Protocol):
 
     def release(self, slot: int) -> None:
         """Tells that a slot's sequence is over (recurrent state is dropped, pages are freed)."""
+
+    def route(self, topk: int, strategy: "Strategy") -> None:
+        """Experts per token from the next step on, and how they are chosen; topk 0: as the checkpoint has it.
+
+        Raises BackboneError for what the family can't do; all stays as it was then.
+        """

@@ -17,6 +17,7 @@ from moe.models.contract import Backbone
 from moe.models.text import Tokenizer
 from moe.router.accounting import SlotCounter
 from moe.router.domain import Generation, Scoring
+from moe.router.gating import OWN_GATES, GateSettings, Gating
 from moe.router.jobs import GenerationJob, Job, ScoringJob
 from moe.router.layer_call import Abandoned, LayerCaller
 from moe.router.outlet import Outlet
@@ -54,14 +55,20 @@ class Engine:
         settings: EngineSettings,
         tokenizer: Tokenizer | None = None,
         on_crash: Callable[[BaseException], None] = lambda error: None,
+        *,
+        gates: GateSettings = OWN_GATES,
     ) -> None:
-        """on_crash: called when the loop itself fails, which is a fault in the program."""
+        """on_crash: called when the loop itself fails, which is a fault in the program.
+
+        Raises ModelsError for gates that the family can't have.
+        """
         self._backbone = backbone
         self._caller = caller
         self._settings = settings
         self._tokenizer = tokenizer
         self._on_crash = on_crash
         self._slots = SlotCounter(max(backbone.info.moe_layers.values()))
+        self.gating = Gating(backbone, gates)
         self._experts = RemoteExperts(caller, backbone.info.moe_layers, self._slots)
         self._changed = threading.Condition()
         self._scheduler = Scheduler(settings.schedule)
@@ -164,6 +171,7 @@ class Engine:
 
     def _step(self, works: Sequence[Work], jobs: Sequence[Job]) -> None:
         began = time.monotonic()
+        self.gating.heed(self._caller.wishes())
         for job in jobs:
             job.started = began if job.started is None else job.started
         step = pack(works, jobs)

@@ -169,6 +169,10 @@ class LayerCaller:
             self._wire.set_endpoints([replica.endpoint for replica in fleet.snapshot.experts], aggregators)
         return fleet
 
+    def wishes(self) -> RoutingWishes:
+        """What is wished of routing now; the same object as long as nothing has changed."""
+        return self._fleet.wishes()
+
     @property
     def settings(self) -> CallSettings:
         """What calls are made with now."""

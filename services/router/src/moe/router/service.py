@@ -15,15 +15,18 @@ from moe.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from moe.discovery import figures
 from moe.discovery.directory import Directory
 from moe.discovery.source import open_directory
+from moe.models.errors import ModelsError
 from moe.router.engine import Engine, EngineSettings
 from moe.router.fleet import FleetTracker
 from moe.router.front_desk import DeskTools, FrontDesk
+from moe.router.gating import GateSettings
 from moe.router.layer_call import CallSettings, LayerCaller
 from moe.router.loading import LoadedModel, load_model, model_message, open_package
 from moe.router.readiness import answers
 from moe.router.report import aggregator_message, router_message
 from moe.router.requests import RequestReader
 from moe.router.settings import RouterSettings
+from moe.runtime.errors import StartupError
 from moe.runtime.lifecycle import Lifecycle
 from moe.runtime.server import Service
 from moe.wire.choice import load as load_wire
@@ -91,9 +94,7 @@ class RouterProcess:
         )
         self._caller = LayerCaller(wire, self._fleet, call_settings)
         engine_settings = EngineSettings(model.schedule, self._settings.scheduling.stall_timeout_s)
-        engine = self._engine = Engine(
-            model.backbone, self._caller, engine_settings, model.tokenizer, self._lifecycle.fail
-        )
+        engine = self._engine = self._made_engine(model, self._caller, engine_settings)
         engine.start()
         reader = RequestReader(model.limits, model.tokenizer)
         self._desk.open(DeskTools(engine, reader, model.tokenizer, model_message(self._package, model)))
@@ -110,6 +111,14 @@ class RouterProcess:
         )
         if model.deterministic_cost:
             logger.info("%s is deterministic: %s", self._settings.name, model.deterministic_cost)
+
+    def _made_engine(self, model: LoadedModel, caller: LayerCaller, settings: EngineSettings) -> Engine:
+        """Raises StartupError for gates that the model's family can't have."""
+        gates = GateSettings(self._settings.topk, self._settings.strategy)
+        try:
+            return Engine(model.backbone, caller, settings, model.tokenizer, self._lifecycle.fail, gates=gates)
+        except ModelsError as error:
+            raise StartupError(f"{error} (--topk, --strategy)") from error
 
     async def _follow(self, caller: LayerCaller) -> None:
         """Until the router is ready."""
@@ -140,6 +149,8 @@ class RouterProcess:
             "aggregator": settings.aggregator,
             "missing_policy": settings.missing_policy,
             "layer_timeout_s": f"{settings.layer_timeout_s:g}",
+            "topk": str(settings.topk or manifest.topk),
+            "strategy": settings.strategy,
             "discovery": settings.discovery,
         }
         if self._caller:
@@ -147,6 +158,9 @@ class RouterProcess:
             facts["layer_timeout_s"] = f"{self._caller.settings.timeout_s:g}"
         if missing := self._fleet.current().unready_groups():
             facts["groups_without_replica"] = ", ".join(missing)
+        if self._engine:
+            facts["topk"] = str(self._engine.gating.settings.topk or manifest.topk)
+            facts["strategy"] = self._engine.gating.settings.strategy
         if trouble := self._directory.trouble():
             facts["discovery_trouble"] = trouble
         if self._model:

@@ -100,6 +100,17 @@ class RouterSettings:
         "wait",
         help="What to do about an expert group that does not answer; waiting keeps every answer exact.",
     )
+    topk: int = setting(
+        0,
+        help="Experts per token; 0 is the checkpoint's own, which alone is exact.",
+        minimum=0,
+        maximum=4096,
+    )
+    strategy: Literal["family", "drop"] = setting(
+        "family",
+        help="How --topk experts are taken: by the family's own selection as if its configuration said so, or the "
+        "heaviest of the checkpoint's own choice, the others' weights being dropped.",
+    )
     layer_timeout_s: float = setting(
         120.0,
         help="How long a layer may take, retries included; longer than a crashed expert takes to restart.",

@@ -21,12 +21,12 @@ from moe.models.backbone.small_kernels import AttentionKernel, attention_kernel_
 from moe.models.backbone.step_cache import StepCache
 from moe.models.backbone.survey import find_latent, survey_layers
 from moe.models.backbone.tiles import padded_rows
-from moe.models.contract import BackboneInfo, Experts, PackedBatch, Segment
+from moe.models.contract import BackboneInfo, Experts, PackedBatch, Segment, Strategy
 from moe.models.package import Package
 from moe.models.seams.attention import PACKED_ATTENTION
 from moe.models.seams.errors import StepError
 from moe.models.seams.experts import ExpertsSeam, connect_experts
-from moe.models.seams.gates import ExpertMask, Gate, connect_gates, find_gates
+from moe.models.seams.gates import ExpertMask, Gate, TopK, connect_gates, find_gates
 from moe.models.seams.shared import connect_shared
 from torch import Tensor
 from torch.nn import functional
@@ -56,6 +56,7 @@ class TransformersBackbone:
         self.gates: dict[int, Gate] = find_gates(model)
         connect_gates(self.gates)
         self._mask = ExpertMask(self.gates)
+        self._topk = TopK(self.gates)
         facts = read_facts(model)
         self.geometry: Geometry = self._survey(facts.layers, facts.max_context)
         self._latents = {layer: LatentProjection(module) for layer, module in find_latent(model).items()}
@@ -133,6 +134,13 @@ class TransformersBackbone:
         Where fewer than k are alive, the missing choices become dropped slots.
         """
         self._seam.dead = self._mask.set(dead)
+
+    def route(self, topk: int, strategy: Strategy) -> None:
+        """See moe.models.contract.Backbone."""
+        if strategy == "drop":
+            self._topk.check_fewer(topk)
+        self._topk.set(topk if strategy == "family" else 0)
+        self._seam.keep = topk if strategy == "drop" else 0
 
     def _forward(self, batch: PackedBatch, rows: PackedRows, cache: SlotCache) -> Tensor:
         wanted = batch.logit_rows.shape[0]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from moe.kernels.topk import topk
 from moe.models.contract import Experts, OverlappingExperts
 from moe.models.seams.errors import BackboneError, UnsupportedBackboneError
 from moe.models.seams.experts_discovery import find_experts
@@ -53,12 +54,14 @@ class ExpertsSeam:
     """Carries one step's callback to the modules.
 
     outside: what to enter while the callback runs, inside: what while it lets the model compute something. dead:
-    layer -> bool [experts + 1], slots that are dropped. shared: layer -> the shared expert that runs meanwhile.
+    layer -> bool [experts + 1], slots that are dropped. keep: heaviest choices of a row that are asked, 0 for all.
+    shared: layer -> the shared expert that runs meanwhile.
     """
 
     outside: Callable[[], AbstractContextManager[None]] = nullcontext
     inside: Callable[[], AbstractContextManager[None]] = nullcontext
     dead: dict[int, Tensor] = field(default_factory=dict)
+    keep: int = 0
     shared: dict[int, SharedExpert] = field(default_factory=dict)
     _experts: Experts | None = None
     _overlapping: OverlappingExperts | None = None
@@ -78,6 +81,7 @@ class ExpertsSeam:
     def call(self, layer: int, count: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         """One layer's call: hidden [padded, hidden], index and weights [padded, k]; gives [padded, hidden]."""
         experts, rows = self._step()
+        index, weights = self._kept(index, weights)
         real = hidden[: rows.count]
         shared = self.shared.get(layer)
         meanwhile = None
@@ -106,6 +110,7 @@ class ExpertsSeam:
         meanwhile: called once, while the rows are on their way.
         """
         experts, rows = self._step()
+        index, weights = self._kept(index, weights)
         k = index.shape[1]
         real = hidden[: rows.count]
         scaled = (real[:, None] * weights[: rows.count, :, None]).flatten(0, 1)
@@ -116,6 +121,13 @@ class ExpertsSeam:
         result = torch.zeros_like(hidden)
         result[: rows.count] = answers.view(rows.count, k, -1).sum(1) if k > 1 else answers
         return result
+
+    def _kept(self, index: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The heaviest `keep` choices of each row, in the order that they came in; of equal ones the first."""
+        if not 0 < self.keep < index.shape[1]:
+            return index, weights
+        places = topk(weights, self.keep)[1].sort(dim=1).values
+        return index.gather(1, places), weights.gather(1, places)
 
     def _step(self) -> tuple[Experts, StepRows]:
         if self._experts is None or self._rows is None:

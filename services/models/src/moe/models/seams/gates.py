@@ -24,15 +24,22 @@ MASKED_BIAS = -1e4
 GATE_NAMES = ("gate", "router")
 """What families call the gate beside their experts."""
 
+FIXED_TOPK = frozenset({"PhimoeTopKRouter"})
+"""Gates whose selection is written out for one top-k alone (PhiMoE's mixer takes exactly two)."""
+
 GatePatch = Callable[[Tensor], Tensor]
 """Changes logits [rows, experts]; gives the same shape."""
 
 
 @dataclass
 class Gate:
-    """A layer's gate. `patches` are applied to its logits in order, before the family's own selection."""
+    """A layer's gate. `patches` are applied to its logits in order, before the family's own selection.
+
+    block: what the gate and its experts are in; some families' select there.
+    """
 
     module: Any
+    block: Any
     experts: int
     patches: list[GatePatch] = field(default_factory=list)
     _bias: Tensor | None = None
@@ -41,6 +48,12 @@ class Gate:
     def topk(self) -> int:
         """Experts per token."""
         return int(self.module.top_k)
+
+    def take(self, topk: int) -> None:
+        """Lets the family's own selection take so many."""
+        self.module.top_k = topk
+        if hasattr(self.block, "top_k"):
+            self.block.top_k = topk
 
     def mask(self, ids: Sequence[int]) -> None:
         """Lowers the bias of dead experts where the family adds one to its scores; none restores it."""
@@ -81,7 +94,7 @@ def find_gates(model: nn.Module) -> dict[int, Gate]:
     gates = {}
     for layer, experts in find_experts(model).items():
         block = model.get_submodule(experts.name.rpartition(".")[0])
-        gates[layer] = Gate(_gate_in(block, recorded, layer), experts.count)
+        gates[layer] = Gate(_gate_in(block, recorded, layer), block, experts.count)
     return gates
 
 
@@ -120,6 +133,34 @@ def _patched(gate: Gate) -> Callable[..., Any]:
             return original(*args, **kwargs)
 
     return forward
+
+
+class TopK:
+    """Changes how many experts the gates take; each layer's own number is remembered."""
+
+    def __init__(self, gates: Mapping[int, Gate]) -> None:
+        self._gates = gates
+        self._own = {layer: gate.topk for layer, gate in gates.items()}
+
+    def set(self, topk: int) -> None:
+        """So many in every layer; 0: as the checkpoint has it. Raises BackboneError, and changes nothing then."""
+        fewest = min(gate.experts for gate in self._gates.values())
+        if not 0 <= topk <= fewest:
+            raise BackboneError(f"top-k is {topk}; want 1 to {fewest}, the number of experts, or 0 for the model's own")
+        for layer, gate in self._gates.items():
+            kind, own = type(gate.module).__name__, self._own[layer]
+            if topk not in (0, own) and kind in FIXED_TOPK:
+                raise BackboneError(
+                    f"top-k is {topk}; {kind} can't take other than {own} experts, but strategy drop can leave some out"
+                )
+        for layer, gate in self._gates.items():
+            gate.take(topk or self._own[layer])
+
+    def check_fewer(self, topk: int) -> None:
+        """Raises BackboneError unless that leaves out some of what the gates take by themselves."""
+        own = max(self._own.values())
+        if not 0 < topk < own:
+            raise BackboneError(f"strategy drop with top-k {topk} leaves nothing out; want 1 to {own - 1}")
 
 
 class ExpertMask:
