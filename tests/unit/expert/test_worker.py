@@ -1,13 +1,16 @@
 """The compute thread over a wire in memory: answers, failures, drain, figures."""
 
 import queue
+import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 from moe.expert.compute import compute
 from moe.expert.counters import Counters
 from moe.expert.worker import Worker
+from moe.runtime.progress import Progress
 from moe.wire.ends import Computed
 from moe.wire.port import ExpertWire
 from support.expert_double import InMemoryExpertWire, work
@@ -28,7 +31,7 @@ def counters() -> Counters:
 
 
 def make_worker(wire: ExpertWire, counters: Counters) -> Worker:
-    return Worker(wire, counters, on_death=lambda error: None)
+    return Worker(wire, counters, lambda error: None, Progress(60))
 
 
 @pytest.fixture
@@ -100,7 +103,7 @@ def test_a_broken_wire_ends_the_thread_and_says_so(group, counters):
     deaths: queue.Queue[BaseException] = queue.Queue()
     broken = InMemoryExpertWire()
     broken.next_batch = lambda timeout_s: 1 / 0
-    Worker(broken, counters, deaths.put).start(group)
+    Worker(broken, counters, deaths.put, Progress(60)).start(group)
     assert isinstance(deaths.get(timeout=WAIT_S), ZeroDivisionError)
 
 
@@ -115,3 +118,22 @@ def test_the_figures_count_rows_slots_and_batches(wire, worker, counters):
 def test_the_figures_include_the_queues(wire, counters):
     stats = counters.message(wire.stats(), Computed())
     assert (stats.queued_rows, stats.overloaded, stats.expired, stats.invalid) == (0, 2, 3, 4)
+
+
+def test_a_kernel_that_never_returns_is_told_from_a_worker_without_work(wire, group, counters):
+    now, entered, release = [0.0], threading.Event(), threading.Event()
+    progress = Progress(60, clock=lambda: now[0])
+    hanging = SimpleNamespace(layers={0: lambda *_: (entered.set(), release.wait(), 1 / 0)})
+    worker = Worker(wire, counters, lambda error: None, progress)
+    worker.start(hanging)
+    wire.put(work(torch.ones(1, HIDDEN), [(0, 1, 1.0)]))
+    assert entered.wait(WAIT_S)
+    progress.stuck()
+    now[0] += 61
+    assert "has not come round for 61 s" in progress.stuck()
+
+    release.set()
+    answer(wire)
+    worker.drain()
+    assert worker.join(WAIT_S)
+    assert progress.stuck() == ""

@@ -18,6 +18,7 @@ from moe.expert.worker import Worker
 from moe.models.package import Package
 from moe.runtime.lifecycle import Lifecycle
 from moe.runtime.process import new_instance_id
+from moe.runtime.progress import Progress
 from moe.runtime.server import Service
 from moe.wire.choice import load as load_wire
 from moe.wire.port import ExpertLimits
@@ -48,7 +49,8 @@ class ExpertProcess:
         limits = _limits(settings, self._package)
         self._wire = wire.expert(limits, self._instance, WireSettings.of(settings.server))
         logger.info("wire: %s", wire.told)
-        self._worker = Worker(self._wire, self._counters, self._lifecycle.fail, settings.threads)
+        self._progress = Progress(settings.server.hang_after_s)
+        self._worker = Worker(self._wire, self._counters, self._lifecycle.fail, self._progress, settings.threads)
         self._startup = Startup(self._package, self._experts, settings.dtype, self._computation)
 
     def service(self) -> Service:
@@ -62,6 +64,7 @@ class ExpertProcess:
             startup=self._start,
             on_drain=self._drain,
             on_stop=self._stop,
+            progress=self._progress,
             lifecycle=self._lifecycle,
             instance=self._instance,
             front=lambda: self._wire.front,

@@ -14,6 +14,7 @@ from moe.expert.compute import compute
 from moe.expert.counters import Counters
 from moe.expert.packing import PackedWeights
 from moe.runtime.process import set_threads
+from moe.runtime.progress import Progress
 from moe.wire.port import Batch, ExpertWire
 
 logger = logging.getLogger("moe.expert")
@@ -30,10 +31,13 @@ class Worker:
     on_death: called, in that thread, with what ended it against its will: a broken wire, not a failed batch.
     """
 
-    def __init__(self, wire: ExpertWire, counters: Counters, on_death: OnDeath, threads: int = 1) -> None:
+    def __init__(
+        self, wire: ExpertWire, counters: Counters, on_death: OnDeath, progress: Progress, threads: int = 1
+    ) -> None:
         self._wire = wire
         self._counters = counters
         self._on_death = on_death
+        self._progress = progress
         self._threads = threads
         self._draining = threading.Event()
         self._thread: threading.Thread | None = None
@@ -65,9 +69,11 @@ class Worker:
         try:
             # torch keeps the count of threads and the inference mode by thread.
             set_threads(self._threads)
+            self._progress.begin()
             with torch.inference_mode():
                 while self._serve_one(weights):
-                    pass
+                    self._progress.beat()
+            self._progress.end()
         except BaseException as error:
             self._on_death(error)
 

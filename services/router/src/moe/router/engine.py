@@ -6,6 +6,7 @@ its slot before the next step.
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from moe.router.scheduler import ScheduleLimits, Scheduler, Work
 from moe.router.settling import settle
 from moe.router.tally import Tally
 from moe.runtime.errors import DeadlineExceeded, MoeError, Unavailable
+from moe.runtime.progress import Progress
 from torch import Tensor
 
 logger = logging.getLogger("moe.router")
@@ -57,6 +59,7 @@ class Engine:
         on_crash: Callable[[BaseException], None] = lambda error: None,
         *,
         gates: GateSettings = OWN_GATES,
+        progress: Progress | None = None,
     ) -> None:
         """on_crash: called when the loop itself fails, which is a fault in the program.
 
@@ -68,6 +71,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._on_crash = on_crash
         self._slots = SlotCounter(max(backbone.info.moe_layers.values()))
+        self._progress = progress or Progress(math.inf)
         self.gating = Gating(backbone, gates)
         self._experts = RemoteExperts(caller, backbone.info.moe_layers, self._slots)
         self._changed = threading.Condition()
@@ -130,13 +134,15 @@ class Engine:
 
     def _run(self) -> None:
         try:
+            self._progress.begin()
             with torch.inference_mode():
                 while self._turn():
-                    pass
+                    self._progress.beat()
         except BaseException as error:
             logger.critical("the engine's loop failed", exc_info=error)
             self._stopping = "the router's engine has failed; its log has the trace"
             self._on_crash(error)
+        self._progress.end()
         self._end_all(self._stopping or "the router has stopped")
 
     def _turn(self) -> bool:
@@ -190,11 +196,16 @@ class Engine:
 
     def _forward(self, step: Step) -> Tensor | None:
         """The step's logits; None when nobody is left who wants them."""
-        self._experts.begin(step.ledger, lambda: self._stopping is not None or not step.served())
+        self._experts.begin(step.ledger, lambda: self._forsaken(step))
         try:
             return self._backbone.step(step.batch, self._experts)
         except Abandoned:
             return None
+
+    def _forsaken(self, step: Step) -> bool:
+        """Whether nobody waits for a step any more; asked at each layer and each look of a wait, so a sign of life."""
+        self._progress.beat()
+        return self._stopping is not None or not step.served()
 
     def _advance(self, step: Step, drawn: Sequence[int]) -> None:
         with self._changed:

@@ -28,6 +28,7 @@ from moe.router.requests import RequestReader
 from moe.router.settings import RouterSettings
 from moe.runtime.errors import StartupError
 from moe.runtime.lifecycle import Lifecycle
+from moe.runtime.progress import Progress
 from moe.runtime.server import Service
 from moe.wire.choice import load as load_wire
 from moe.wire.ends import RouterEnd
@@ -55,6 +56,7 @@ class RouterProcess:
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
         self._desk = FrontDesk(settings.name, stall_s=settings.scheduling.stall_timeout_s, executor=self._executor)
         self._lifecycle = Lifecycle()
+        self._progress = Progress(settings.server.hang_after_s)
         self._model: LoadedModel | None = None
         self._wire: RouterEnd | None = None
         self._caller: LayerCaller | None = None
@@ -73,6 +75,7 @@ class RouterProcess:
             on_stop=self._stop,
             ready_after_startup=False,
             readings=lambda: figures.readings(self._directory),
+            progress=self._progress,
             lifecycle=self._lifecycle,
         )
 
@@ -115,8 +118,9 @@ class RouterProcess:
     def _made_engine(self, model: LoadedModel, caller: LayerCaller, settings: EngineSettings) -> Engine:
         """Raises StartupError for gates that the model's family can't have."""
         gates = GateSettings(self._settings.topk, self._settings.strategy)
+        fail, progress = self._lifecycle.fail, self._progress
         try:
-            return Engine(model.backbone, caller, settings, model.tokenizer, self._lifecycle.fail, gates=gates)
+            return Engine(model.backbone, caller, settings, model.tokenizer, fail, gates=gates, progress=progress)
         except ModelsError as error:
             raise StartupError(f"{error} (--topk, --strategy)") from error
 

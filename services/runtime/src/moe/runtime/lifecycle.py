@@ -18,13 +18,19 @@ class Lifecycle:
         self._lock = threading.Lock()
         self._ready = False
         self._draining = False
+        self._stuck = False
         self._failure: BaseException | None = None
         self._listeners: list[Listener] = []
 
     @property
     def ready(self) -> bool:
-        """Whether health says SERVING: ready, and not draining."""
-        return self._ready and not self._draining
+        """Whether health says SERVING: ready, and neither stuck nor draining."""
+        return self._ready and not self._stuck and not self._draining
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the serving loop hangs, so that only a new process helps."""
+        return self._stuck
 
     @property
     def draining(self) -> bool:
@@ -39,6 +45,10 @@ class Lifecycle:
     def set_ready(self, ready: bool) -> None:
         """Says whether the service can do its work now; may change to and fro."""
         self._change(lambda: setattr(self, "_ready", ready))
+
+    def set_stuck(self, stuck: bool) -> None:
+        """Says whether the serving loop hangs; may change to and fro."""
+        self._change(lambda: setattr(self, "_stuck", stuck))
 
     def drain(self) -> None:
         """Begins the way out. Doing it twice is no harm."""

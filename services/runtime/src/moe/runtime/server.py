@@ -30,6 +30,7 @@ from moe.runtime.interception import Interceptor
 from moe.runtime.lifecycle import InFlight, Lifecycle
 from moe.runtime.metrics import Reading
 from moe.runtime.process import new_instance_id
+from moe.runtime.progress import Progress
 from moe.runtime.server_settings import ServerSettings, server_options
 
 __all__ = ["STARTED", "Lifecycle", "Server", "ServerSettings", "Service", "run", "serve"]
@@ -39,11 +40,15 @@ logger = logging.getLogger("moe.server")
 Hook = Callable[[], Awaitable[None]]
 _CONTROL = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
 STARTED = "moe.started"
-"""A name in health beside the services': SERVING once start-up is over and for as long as the loop answers at all.
+"""A name in health beside the services': SERVING once start-up is over and for as long as the serving loop turns.
 
 A service that waits for others, as a router without experts does, is not ready and yet nothing to start again. Kubelets
-ask for this name to know that loading is over, and later that the process still turns.
+ask for this name to know that loading is over, and later that the process still turns: the server's own loop, by
+answering, and the thread that computes, by its `Progress`.
 """
+
+_LOOK_S = 1.0
+"""How often the serving loop's progress is looked at."""
 
 _LAST_WRITES_S = 1.0
 """Time for statuses of ended calls to leave before the server closes."""
@@ -56,6 +61,7 @@ class Service:
     name: in the plan. services: full names of the gRPC services that `register` adds to a server. startup: work
     after the port is open and before it is ready, such as checking weights; it may raise StartupError. When
     `ready_after_startup` is False the service calls `lifecycle.set_ready` itself, as what it needs comes and goes.
+    progress: of the loop that does the work, if that is not the server's own.
     on_drain: has to end the streams that never end by themselves. on_stop: runs last, always. front: asked once
     `register` was called for what takes the address in the gRPC server's place; None for the server itself.
     readings: metrics that stats don't have.
@@ -70,6 +76,7 @@ class Service:
     on_drain: Hook | None = None
     on_stop: Hook | None = None
     ready_after_startup: bool = True
+    progress: Progress | None = None
     front: Callable[[], Front | None] | None = None
     readings: Callable[[], Iterable[Reading]] | None = None
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
@@ -113,6 +120,7 @@ class Server:
         self._lifecycle = service.lifecycle
         self._in_flight = InFlight()
         self._health = health.aio.HealthServicer()
+        self._started = False
         self._changed = asyncio.Event()
         self._drain_begun = asyncio.Event()
         self._hurried = asyncio.Event()
@@ -133,11 +141,11 @@ class Server:
         """Opens the port and begins the service's start-up. Raises StartupError when the address can't be had."""
         wanted = addresses.parse(self._settings.listen)
         self._register()
-        await self._health.set(STARTED, health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._publish()
         await self._open(wanted)
         self._lifecycle.subscribe(self._on_change)
-        self._background = [asyncio.create_task(self._follow()), asyncio.create_task(self._start_up())]
+        works = (self._follow(), self._start_up(), self._watch_progress())
+        self._background = [asyncio.create_task(work) for work in works]
         logger.info("%s listens on %s", self._service.name, self.target)
 
     async def _open(self, wanted: Address) -> None:
@@ -203,7 +211,8 @@ class Server:
         try:
             if self._service.startup:
                 await self._service.startup()
-            await self._health.set(STARTED, health_pb2.HealthCheckResponse.SERVING)
+            self._started = True
+            await self._publish()
             if self._service.ready_after_startup:
                 self._lifecycle.set_ready(True)
         except Exception as error:
@@ -224,10 +233,23 @@ class Server:
                 self._drain_begun.set()
 
     async def _publish(self) -> None:
-        serving = health_pb2.HealthCheckResponse.SERVING
-        status = serving if self._lifecycle.ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        turning = self._started and not self._lifecycle.stuck
+        await self._health.set(STARTED, _status(turning))
         for name in ("", *self._service.services):
-            await self._health.set(name, status)
+            await self._health.set(name, _status(self._lifecycle.ready))
+
+    async def _watch_progress(self) -> None:
+        """Says so, and where, when the serving loop hangs, and when it goes on after all."""
+        progress = self._service.progress
+        while progress:
+            reason = progress.stuck()
+            if bool(reason) != self._lifecycle.stuck:
+                self._lifecycle.set_stuck(bool(reason))
+                if reason:
+                    logger.critical("%s hangs: %s; it is at\n%s", self._service.name, reason, progress.where())
+                else:
+                    logger.warning("%s goes on", self._service.name)
+            await asyncio.sleep(_LOOK_S)
 
     async def _patiently(self, work: Awaitable[None], until: float) -> bool:
         """Awaits the work until a moment of time.monotonic() or a second signal; False when it was cut off."""
@@ -242,6 +264,10 @@ class Server:
         if finished and not task.cancelled() and task.exception():
             logger.error("%s: on_drain failed", self._service.name, exc_info=task.exception())
         return finished
+
+
+def _status(serving: bool) -> health_pb2.HealthCheckResponse.ServingStatus:
+    return health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @contextlib.contextmanager

@@ -44,6 +44,14 @@ class ServerSettings:
         minimum=0.0,
         maximum=86400.0,
     )
+    hang_after_s: float = setting(
+        120.0,
+        help="Silence of the serving loop, without processor time, after which health says that the process hangs; a "
+        "loop that computes has twenty times as long.",
+        unit="seconds",
+        minimum=1.0,
+        maximum=86400.0,
+    )
 
 
 def server_options(settings: ServerSettings) -> ChannelOptions:
