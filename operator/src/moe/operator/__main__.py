@@ -106,6 +106,7 @@ async def _act(cluster: Cluster, settings: Settings, lease: Lease, stop: asyncio
 
 async def definitions_are_there(cluster: Cluster) -> None:
     """Returns once the cluster knows the custom resources. Says so when they are not this operator's own."""
+    own = True
     for each in definitions():
         name, complained = each["metadata"]["name"], ""
         while True:
@@ -118,9 +119,10 @@ async def definitions_are_there(cluster: Cluster) -> None:
                 complained = str(error)
                 await asyncio.sleep(_LOOK_S)
         current = found["metadata"].get("annotations", {}).get(SCHEMA_ANNOTATION)
-        DEFINITIONS_CURRENT.set(current == each["metadata"]["annotations"][SCHEMA_ANNOTATION])
         if current != each["metadata"]["annotations"][SCHEMA_ANNOTATION]:
+            own = False
             logger.warning("definition %s is of another version of moe; apply charts/moe/crds of this one", name)
+    DEFINITIONS_CURRENT.set(own)
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

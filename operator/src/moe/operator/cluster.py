@@ -16,6 +16,10 @@ from moe.operator.metrics import REQUESTS
 from moe.operator.naming import FIELD_MANAGER
 
 _APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
+_UNDECLARED = "field not declared in schema"
+"""In what the API server says of an apply with fields that the definition doesn't have."""
+
 _TIMEOUT_S = 15.0
 
 
@@ -66,6 +70,21 @@ class Cluster:
         """Server-side apply of an object by its path. Raises ClusterError."""
         query = urlencode({"fieldManager": manager, "force": str(force).lower(), "fieldValidation": "Strict"})
         return await self._request("PATCH", f"{path}?{query}", manifest, _APPLY)
+
+    async def apply_status(self, kind: Kind, manifest: Manifest) -> Manifest:
+        """As `apply` of the status; fields that older definitions lack are left out, for the rest is to be told.
+
+        Raises ClusterError.
+        """
+        try:
+            return await self.apply(kind, manifest, subresource="status")
+        except ClusterError as error:
+            if _UNDECLARED not in str(error):
+                raise
+        # an apply of undeclared fields is refused whatever is asked for; a merge is pruned
+        path = kind.path(manifest["metadata"]["namespace"], manifest["metadata"]["name"], "status")
+        query = urlencode({"fieldManager": FIELD_MANAGER, "fieldValidation": "Ignore"})
+        return await self._request("PATCH", f"{path}?{query}", {"status": manifest["status"]}, _MERGE)
 
     async def create(self, kind: Kind, manifest: Manifest) -> Manifest:
         """Raises ClusterError, 409 when it is there."""

@@ -57,7 +57,7 @@ class Executor:
         names = {"name": body["metadata"]["name"], "namespace": body["metadata"]["namespace"]}
         manifest = {"apiVersion": kind.api_version, "kind": kind.name, "metadata": names, "status": status}
         try:
-            self._remember(await self._cluster.apply(kind, manifest, subresource="status"))
+            self._remember(await self._cluster.apply_status(kind, manifest))
         except ClusterError as error:
             if error.status != 404:
                 raise

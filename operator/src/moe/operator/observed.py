@@ -133,6 +133,9 @@ _WAITING = {
 }
 
 
+_PULLING = {"ErrImagePull", "ImagePullBackOff"}
+
+
 def pod_problem(pod: Body) -> str:
     """What keeps a pod from running, in a sentence; empty for nothing that time alone won't settle."""
     name, status = pod["metadata"]["name"], pod.get("status") or {}
@@ -142,8 +145,17 @@ def pod_problem(pod: Body) -> str:
     for container in status.get("containerStatuses", ()):
         waiting = container.get("state", {}).get("waiting") or {}
         if waiting.get("reason") in _WAITING:
-            return f"{name}: {waiting['reason']}: {_last_words(container) or waiting.get('message', '')}".rstrip(": ")
+            words = _last_words(container) or waiting.get("message", "")
+            return f"{name}: {waiting['reason']}: {words}".rstrip(": ") + _pulled_by(pod, waiting["reason"])
     return ""
+
+
+def _pulled_by(pod: Body, reason: str) -> str:
+    """The Secrets that an image could not be pulled with: the kubelet goes on without one that is not there."""
+    secrets = [str(each["name"]) for each in pod.get("spec", {}).get("imagePullSecrets", ())]
+    if reason not in _PULLING or not secrets:
+        return ""
+    return f" (pulled with {', '.join(secrets)} of imagePullSecrets: is each there, and for this registry?)"
 
 
 def _last_words(container: Body) -> str:
