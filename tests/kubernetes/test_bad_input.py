@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from moe.operator.naming import SCHEMA_ANNOTATION, VERSION_ANNOTATION
 from moe.operator.resources import definitions
 from support.cluster.client import Kube, Namespace, wait_until
 from support.cluster_models import (
@@ -127,7 +128,7 @@ def older() -> list[Wishes]:
     """The definitions without fields that are new, as a version before would have them."""
     made = [deepcopy(dict(each)) for each in definitions()]
     for each in made:
-        each["metadata"]["annotations"] = {}
+        each["metadata"]["annotations"] = {SCHEMA_ANNOTATION: "older", VERSION_ANNOTATION: "0.0.9"}
         spec = each["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
         spec["status"]["properties"].pop("experts")
         if each["spec"]["names"]["kind"] == "MoEModel":

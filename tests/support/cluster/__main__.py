@@ -67,8 +67,9 @@ def _say(line: str) -> None:
 
 
 def _explain(cluster: Cluster) -> None:
-    kubectl = binaries.ensure(_say) / "kubectl"
-    print(f"\n  KUBECONFIG={cluster.kubeconfig} {kubectl} get nodes")
+    programs = binaries.ensure(_say)
+    print("\nIts kubectl and helm, and the image of this checkout for its pods, moe.dev/checkout:1:\n")
+    print(f"  export KUBECONFIG={cluster.kubeconfig} PATH={programs}:$PATH\n  kubectl get nodes")
     print(f"\nInside its network, where pods and Services answer:\n\n  {shlex.join(cluster.entering())} bash\n")
 
 
