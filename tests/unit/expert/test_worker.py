@@ -111,12 +111,12 @@ def test_the_figures_count_rows_slots_and_batches(wire, worker, counters):
     wire.put(work(torch.ones(2, HIDDEN), [(0, 1, 1.0), (1, 1, 1.0), (1, 2, 1.0)]))
     wire.put(work(torch.ones(1, HIDDEN), [(0, 2, 1.0)]))
     assert [answer(wire), answer(wire)] == ["finished", "finished"]
-    stats = counters.message(wire.stats(), Computed())
+    stats = counters.message(wire.stats(), Computed(), "torch")
     assert (stats.rows, stats.batches, dict(stats.slots_by_expert)) == (3, 2, {1: 2, 2: 2})
 
 
 def test_the_figures_include_the_queues(wire, counters):
-    stats = counters.message(wire.stats(), Computed())
+    stats = counters.message(wire.stats(), Computed(), "torch")
     assert (stats.queued_rows, stats.overloaded, stats.expired, stats.invalid) == (0, 2, 3, 4)
 
 
