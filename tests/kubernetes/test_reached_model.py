@@ -99,9 +99,9 @@ def test_status_shows_every_pod_with_what_it_says_of_itself(served: Served) -> N
 
 def test_the_table_is_that_of_one_machine(served: Served) -> None:
     lines = served.moe("status", "--model", "demo").stdout.splitlines()
-    columns = "process experts state rows/s share queue busy restarts memory pid"
     assert lines[0].startswith(f"{served.namespace.name}/demo ")
-    assert (lines[1].split(), lines[2].split()[1:3]) == (columns.split(), ["0-3", "ready"])
+    assert lines[1].split()[:4] == ["process", "experts", "state", "rows/s"]
+    assert lines[2].split()[1:3] == ["0-3", "ready"]
 
 
 def test_a_topk_that_is_edited_acts_on_the_next_request_within_two_seconds_without_a_restart(served: Served) -> None:
