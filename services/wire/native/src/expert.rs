@@ -33,8 +33,10 @@ const MANY: usize = 8;
 /// For connections to end after their last stream did.
 const LAST_WRITES: Duration = Duration::from_secs(1);
 /// How long the receipt of a part that was pushed waits for others. Its router has the answer by then and only keeps
-/// books; each of its own would be a message written, read and woken for beside every partial.
-const GATHERING: Duration = Duration::from_millis(1);
+/// books; each of its own would be a message written, read and woken for beside every partial, on a core that computes.
+const GATHERING: Duration = Duration::from_millis(25);
+/// The same for one that tells of rows that wait: a router chooses between replicas by it.
+const GATHERING_QUEUED: Duration = Duration::from_millis(1);
 
 /// Work items of one layer, from all routers, ready to compute. taken_at: `monotonic` seconds.
 #[derive(Clone, Debug)]
@@ -92,7 +94,7 @@ pub struct Expert {
     /// A stream has no unanswered dispatch, or is gone.
     settled: Notify,
     /// A receipt waits for others.
-    gather: Arc<Notify>,
+    gather: Arc<Gather>,
     myself: Weak<Expert>,
 }
 
@@ -112,7 +114,7 @@ impl Expert {
         driver: Arc<Driver>,
     ) -> Arc<Expert> {
         let queue = Queue::new(limits.max_queued_rows, limits.max_batch_rows);
-        let gather = Arc::new(Notify::new());
+        let gather = Arc::new(Gather::default());
         Arc::new_cyclic(|myself| {
             driver.spawn(gather_receipts(myself.clone(), gather.clone()));
             Expert {
@@ -481,10 +483,18 @@ async fn turns(count: usize) {
     }
 }
 
-async fn gather_receipts(expert: Weak<Expert>, gather: Arc<Notify>) {
+/// One receipt waits; one of them tells of rows that wait.
+#[derive(Default)]
+struct Gather {
+    any: Notify,
+    queued: Notify,
+}
+
+async fn gather_receipts(expert: Weak<Expert>, gather: Arc<Gather>) {
     loop {
-        gather.notified().await;
-        tokio::time::sleep(GATHERING).await;
+        gather.any.notified().await;
+        let _ = tokio::time::timeout(GATHERING, gather.queued.notified()).await;
+        tokio::time::sleep(GATHERING_QUEUED).await;
         match expert.upgrade() {
             Some(expert) => expert.flush_receipts(),
             None => return,

@@ -244,7 +244,10 @@ impl Expert {
         let size = prost::Message::encoded_len(&message);
         let queued = if status == PartStatus::Pushed {
             // Nobody waits for it: it goes out with others.
-            self.gather.notify_one();
+            self.gather.any.notify_one();
+            if queued_rows > 0 {
+                self.gather.queued.notify_one();
+            }
             outbox.put_later(message, size, None)
         } else {
             outbox.put(message, size, None)
