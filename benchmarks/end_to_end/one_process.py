@@ -17,6 +17,7 @@ from moe.discovery.directory import ExpertReplica, Snapshot
 from moe.expert.compute import compute
 from moe.expert.packing import Computation, PackedWeights
 from moe.expert.startup import Startup
+from moe.models.package import Package
 from moe.router.engine import Engine, EngineSettings
 from moe.router.fleet import FleetTracker
 from moe.router.front_desk import DeskTools, FrontDesk
@@ -27,7 +28,7 @@ from moe.router.settings import RouterSettings
 from moe.runtime.lifecycle import Lifecycle
 from moe.runtime.program import run_program
 from moe.runtime.server import Service
-from moe.wire.port import Combined, LayerCall, MissingPolicy, Outcome, Part, Target, WorkItem
+from moe.wire.port import Combined, LayerCall, MissingPolicy, Outcome, Part, RoutedCall, Target, WorkItem
 
 from benchmarks.alone import FixedDirectory, PeerlessWire
 
@@ -35,7 +36,7 @@ _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_na
 
 
 class LocalWire(PeerlessWire):
-    """Implements moe.wire.port.RouterWire: computes every part at once, on the calling thread."""
+    """Implements moe.wire.port.RouterWire and RoutedWire: computes at once, on the calling thread. One group."""
 
     name = "none"
 
@@ -52,6 +53,17 @@ class LocalWire(PeerlessWire):
             rows.index_add_(0, part.token_index, partial.float())
         return Combined(rows.to(call.hidden.dtype))
 
+    def exchange_routed(self, call: RoutedCall, until: float) -> Outcome | None:
+        """See RoutedWire. One group is all experts: there is nothing to cut, unless slots were dropped."""
+        index = call.index.reshape(-1).to(torch.int32)
+        if int(index.max()) >= call.experts:
+            return None
+        rows = torch.arange(len(call.hidden), dtype=torch.int32).repeat_interleave(call.index.shape[1])
+        slots = (rows, index, call.weights.reshape(-1))
+        dtype = call.partial_dtype or call.hidden.dtype
+        item = WorkItem(call.call_id, call.layer, 0, "", call.hidden, *slots, dtype, None)
+        return Combined(compute((item,), self._weights).partials[0].to(call.hidden.dtype))
+
     def _partial(self, call: LayerCall, part: Part) -> torch.Tensor:
         every = len(part.token_index) == len(call.hidden)
         rows = call.hidden if every else call.hidden.index_select(0, part.token_index)
@@ -59,6 +71,14 @@ class LocalWire(PeerlessWire):
         slots = (part.slot_rows, part.slot_experts, part.slot_weights)
         item = WorkItem(call.call_id, call.layer, part.part, "", rows, *slots, dtype, None)
         return compute((item,), self._weights).partials[0]
+
+
+def local_calls(package: Package, dtype: str, threads: int, timeout_s: float) -> tuple[LayerCaller, LocalWire]:
+    """Layer calls over all experts of a package, which are loaded into this process."""
+    experts = package.manifest.expert_count
+    wire = LocalWire(Startup(package, tuple(range(experts)), dtype, Computation()).run(threads))
+    fleet = FleetTracker(_here(package.manifest.name, experts), experts)
+    return LayerCaller(wire, fleet, CallSettings(MissingPolicy.WAIT, timeout_s, embedded=True)), wire
 
 
 def _here(model: str, experts: int) -> FixedDirectory:
@@ -92,13 +112,9 @@ class OneProcess:
         )
 
     async def _start(self) -> None:
-        settings, manifest = self._settings, self._package.manifest
-        experts = tuple(range(manifest.expert_count))
-        weights = Startup(self._package, experts, settings.dtype, Computation()).run(settings.threads)
+        settings = self._settings
+        caller, _ = local_calls(self._package, settings.dtype, settings.threads, settings.layer_timeout_s)
         model = load_model(self._package, settings)
-        fleet = FleetTracker(_here(manifest.name, manifest.expert_count), manifest.expert_count)
-        calls = CallSettings(MissingPolicy.WAIT, settings.layer_timeout_s, embedded=True)
-        caller = LayerCaller(LocalWire(weights), fleet, calls)
         engine = Engine(
             model.backbone, caller, EngineSettings(model.schedule, 60.0), model.tokenizer, self._lifecycle.fail
         )

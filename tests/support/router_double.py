@@ -5,10 +5,12 @@ Stands in for the network where a test needs faults that can't be caused at a ch
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from moe.discovery.directory import NO_WISHES, AggregatorReplica, ExpertReplica, RoutingWishes, Snapshot
+from moe.router.dispatch import plan_parts
 from moe.wire.port import (
     AggregatorLost,
     CallFailed,
@@ -21,6 +23,7 @@ from moe.wire.port import (
     Outcome,
     Part,
     PartFailure,
+    RoutedCall,
     Target,
 )
 from torch import Tensor
@@ -85,7 +88,8 @@ class _Open:
 class RouterWireDouble:
     """See the module. faults: endpoint -> what it does with the next parts, one each; then it works.
 
-    sent: (layer, part, endpoint) of every part sent, in order. calls, used: id and aggregator of every plan.
+    sent: (layer, part, endpoint) of every part sent, in order. routed: calls that it cut into parts itself.
+    calls, used: id and aggregator of every plan.
     wait: called with the seconds to let pass.
     """
 
@@ -101,6 +105,7 @@ class RouterWireDouble:
         self.rejection: str | None = None
         self.queued: dict[str, int] = {}
         self.sent: list[tuple[int, int, str]] = []
+        self.routed = 0
         self.calls: list[int] = []
         self.used: list[str | None] = []
         self.abandoned: list[int] = []
@@ -130,6 +135,15 @@ class RouterWireDouble:
             return Incomplete(tuple(failures))
         self._wait(max(0.0, min(until, call.deadline) - self._clock()))
         return self._combined(call) if self._clock() >= call.deadline else Incomplete()
+
+    def exchange_routed(self, call: RoutedCall, until: float) -> Outcome | None:
+        table = np.array(call.places.part_of_expert, dtype=np.int32)
+        parts = plan_parts(call.index, call.weights, table, call.experts)
+        if not parts or not bool(torch.isfinite(call.hidden).all()):
+            return None
+        self.routed += 1
+        targets = [Target(part.part, call.places.endpoints[part.part]) for part in parts]
+        return self.exchange(replace(call.without_parts(), parts=parts), targets, call.aggregator, until)
 
     def give_up(self, call: LayerCall, part: int, reason: str) -> None:
         self._open[call.call_id].given_up[part] = reason

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from moe.wire.combining import CallPlan
-from moe.wire.port import ExpertLimits, LayerCall, Target
+from moe.wire.port import ExpertLimits, LayerCall, RoutedCall, Target
 from moe.wire.settings import CombinerLimits, WireSettings
 from torch import Tensor
 
@@ -32,11 +32,17 @@ class Answer:
     message: str
     deadline: bool
 
+class Places:
+    """Which part each expert is in, and the endpoint of each part."""
+
+    def __init__(self, part_of_expert: Sequence[int], endpoints: Sequence[str]) -> None: ...
+
 class Router:
     """A router's streams."""
 
     def __init__(self, name: str, combiner: CombinerLimits | None, settings: WireSettings) -> None: ...
     def exchange(self, call: LayerCall, targets: Sequence[Target], aggregator: str | None, until: float) -> Answer: ...
+    def exchange_routed(self, call: RoutedCall, places: Places, until: float) -> Answer | None: ...
     def give_up(self, call: LayerCall, part: int, reason: str) -> None: ...
     def abandon(self, call: LayerCall) -> None: ...
     def queued_rows(self, endpoint: str) -> int: ...

@@ -1,6 +1,9 @@
-"""Layer calls under faults: what is sent again and where, when a part is given up, and whose rows it takes."""
+"""Layer calls under faults: what is sent again and where, when a part is given up, and whose rows it takes.
 
-from collections.abc import Callable
+All of it holds for a call that is handed to the wire in parts, and for one that the wire cuts into parts itself.
+"""
+
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -8,7 +11,7 @@ from moe.discovery.directory import ExpertReplica, RoutingWishes, Snapshot
 from moe.router.call_result import LayerResult
 from moe.router.dispatch import plan_parts
 from moe.router.fleet import FleetTracker
-from moe.router.layer_call import Abandoned, CallSettings, LayerCaller
+from moe.router.layer_call import Abandoned, CallSettings, LayerCaller, Routing
 from moe.runtime.errors import DeadlineExceeded, MoeError, Unavailable
 from moe.wire.port import FailureKind, LayerCall, MissingPolicy
 from support.clock import Clock
@@ -27,7 +30,12 @@ def multiply(layer: int, expert: int, rows: Tensor) -> Tensor:
 
 
 class Stage:
-    """Two groups of two experts, a caller, and a clock that only waiting moves."""
+    """Two groups of two experts, a caller, and a clock that only waiting moves.
+
+    routed: whether the wire is to cut calls into parts.
+    """
+
+    routed = False
 
     def __init__(
         self,
@@ -45,13 +53,27 @@ class Stage:
         tracker = FleetTracker(self.directory, 4)
         self.caller = LayerCaller(self.wire, tracker, settings, clock=self.clock, sleep=self.clock.pass_s)
 
-    def run(self, abandoned: Callable[[], bool] = lambda: False) -> LayerResult:
+    def run(
+        self, abandoned: Callable[[], bool] = lambda: False, meanwhile: Callable[[], None] | None = None
+    ) -> LayerResult:
         fleet = self.caller.fleet()
+        if self.routed:
+            routing = Routing(INDEX, WEIGHTS, 4)
+            result = self.caller.run_routed(7, HIDDEN, routing, fleet, abandoned, meanwhile)
+            if result is not None:
+                return result
         parts = plan_parts(INDEX, WEIGHTS, fleet.part_of_expert, 4)
-        return self.caller.run(7, HIDDEN, parts, fleet, abandoned)
+        return self.caller.run(7, HIDDEN, parts, fleet, abandoned, meanwhile)
 
     def sent_to(self, part: int) -> list[str]:
         return [endpoint for _, sent, endpoint in self.wire.sent if sent == part]
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["parts", "routed"])
+def routed(request: pytest.FixtureRequest) -> Iterator[bool]:
+    Stage.routed = request.param
+    yield request.param
+    Stage.routed = False
 
 
 def lost(result: LayerResult) -> dict[int, MoeError]:
@@ -355,20 +377,44 @@ def test_a_part_is_hedged_once_however_long_both_are_silent() -> None:
 def test_the_time_while_experts_work_is_filled_once_all_parts_are_sent() -> None:
     stage = Stage()
     seen: list[int] = []
-    fleet = stage.caller.fleet()
-    parts = plan_parts(INDEX, WEIGHTS, fleet.part_of_expert, 4)
-    result = stage.caller.run(7, HIDDEN, parts, fleet, lambda: False, lambda: seen.append(len(stage.wire.sent)))
+    result = stage.run(meanwhile=lambda: seen.append(len(stage.wire.sent)))
     assert (seen, result.rows.tolist()) == ([2], ANSWER.tolist())
 
 
 def test_an_error_in_the_time_that_is_filled_abandons_the_call() -> None:
     stage = Stage()
-    fleet = stage.caller.fleet()
-    parts = plan_parts(INDEX, WEIGHTS, fleet.part_of_expert, 4)
 
     def fail() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        stage.caller.run(7, HIDDEN, parts, fleet, lambda: False, fail)
+        stage.run(meanwhile=fail)
     assert stage.wire.abandoned == stage.wire.calls
+
+
+def test_a_part_that_fails_while_the_time_is_filled_is_sent_again() -> None:
+    stage = Stage()
+    stage.wire.faults["g1-0"] = [FailureKind.STREAM_LOST]
+    assert stage.run(meanwhile=lambda: None).rows.tolist() == ANSWER.tolist()
+    assert stage.sent_to(1) == ["g1-0", "g1-0"]
+
+
+def test_the_wire_cuts_a_call_where_every_group_and_an_aggregator_is_there(routed: bool) -> None:
+    whole, short, headless = Stage(), Stage(FAIL, listing([[0, 1]])), Stage(snapshot=listing([[0, 1], [2, 3]], 1, 0))
+    for stage in (whole, short, headless):
+        stage.run()
+    assert (whole.wire.routed, short.wire.routed, headless.wire.routed) == (int(routed), 0, 0)
+
+
+def test_a_row_that_is_not_finite_is_for_the_caller_to_deal_with(routed: bool) -> None:
+    stage = Stage()
+    bad = HIDDEN.clone()
+    bad[1, 0] = float("inf")
+    assert stage.caller.run_routed(7, bad, Routing(INDEX, WEIGHTS, 4), stage.caller.fleet(), lambda: False) is None
+
+
+def test_replicas_equally_busy_take_turns() -> None:
+    stage = Stage(snapshot=listing([[0, 1], [2, 3]], replicas=2))
+    for _ in range(4):
+        stage.run()
+    assert sorted(stage.sent_to(0)) == ["g0-0", "g0-0", "g0-1", "g0-1"]

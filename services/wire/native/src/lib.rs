@@ -1,7 +1,7 @@
 //! The wire of moe in native code: layer calls leave a router, are worked on by experts and come back combined without
 //! the interpreter. Standard gRPC over the same .proto as the grpcio implementation, with which it mixes freely.
 //!
-//! The pure parts (`combiner`, `queue`, `ledger`) read no clock and do no I/O; `router`, `collector`, `aggregator` and
+//! The pure parts (`combiner`, `queue`, `ledger`, `routing`) read no clock and do no I/O; `router`, `collector`, `aggregator` and
 //! `expert` carry them over `link` and `serve`; `python` is the door to moe.wire.native.
 
 pub mod aggregator;
@@ -22,6 +22,7 @@ mod python;
 pub mod queue;
 pub mod quiet;
 pub mod router;
+pub mod routing;
 pub mod serve;
 pub mod settings;
 pub mod sums;

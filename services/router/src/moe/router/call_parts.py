@@ -98,6 +98,12 @@ class CallParts:
         self.retries = 0
         self.hedged = 0
 
+    def sent(self, endpoints: Sequence[str], now: float) -> None:
+        """Every part is on its way already. endpoints: by part."""
+        for state in self._states.values():
+            state.attempts += 1
+            state.send_at, state.sent_at, state.asked = None, now, endpoints[state.part]
+
     def due(
         self, fleet: Fleet, queued_rows: Callable[[str], int], suspects: Collection[str], now: float
     ) -> tuple[list[Target], list[GivenUp]]:

@@ -6,6 +6,7 @@ from the directory, so that requests wait for its return instead of failing for 
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from moe.discovery.directory import AggregatorReplica, ExpertReplica, Snapshot
@@ -41,6 +42,11 @@ class Fleet:
     def ready(self, group: str) -> tuple[ExpertReplica, ...]:
         """The group's replicas that are ready."""
         return self.replicas.get(group, ())
+
+    @cached_property
+    def replicated(self) -> bool:
+        """Whether any group has a choice of replicas."""
+        return any(len(replicas) > 1 for replicas in self.replicas.values())
 
     def unready_groups(self) -> list[str]:
         """Names of the groups without a ready replica."""

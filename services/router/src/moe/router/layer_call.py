@@ -1,7 +1,8 @@
 """Carries a layer call through: sends its parts, sends failed ones again, redoes it when the aggregator is lost.
 
 The loop around moe.wire's RouterWire.exchange. It never raises for what the network does: a part that does not come
-takes only the rows it touches, and says why.
+takes only the rows it touches, and says why. Where the wire can, a call first goes out whole (`run_routed`), and only
+one that doesn't come back whole is looked at part by part.
 """
 
 import logging
@@ -25,9 +26,11 @@ from moe.router.call_result import (
     overdue_result,
     without_parts,
 )
+from moe.router.dispatch import plan_parts
 from moe.router.fleet import FleetTracker
 from moe.router.groups import Fleet
 from moe.router.hedging import Patience
+from moe.router.places import PlaceFinder
 from moe.router.replicas import Suspects
 from moe.runtime.errors import Unavailable
 from moe.wire.port import (
@@ -39,6 +42,8 @@ from moe.wire.port import (
     MissingPolicy,
     Outcome,
     Part,
+    RoutedCall,
+    RoutedWire,
     RouterWire,
     Target,
 )
@@ -102,6 +107,7 @@ class _OpenCall:
     groups: dict[int, str]
     parts: CallParts
     timeout_s: float
+    began: float
     begun: bool = False
     given_up: list[GivenUp] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
@@ -117,6 +123,24 @@ class _OpenCall:
     def facts(self) -> CallFacts:
         last = {part.part: self.parts.last_failure(part.part) for part in self.call.parts}
         return CallFacts(self.call, self.groups, last, self.timeout_s)
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where a layer's rows go. index int64 [tokens, k]; weights [tokens, k]; experts: ids from this on are dropped."""
+
+    index: Tensor
+    weights: Tensor
+    experts: int
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A call that was sent whole, and what came of it so far."""
+
+    opened: _OpenCall
+    aggregator: str | None
+    outcome: Outcome
 
 
 @dataclass(frozen=True)
@@ -148,6 +172,8 @@ class LayerCaller:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._wire = wire
+        self._routed = wire if isinstance(wire, RoutedWire) else None
+        self._places = PlaceFinder()
         self._fleet = fleet
         self._started_with = self._settings = settings
         self._wishes = NO_WISHES
@@ -213,16 +239,103 @@ class LayerCaller:
         policy, partial_dtype = self._settings.policy, self._settings.partial_dtype
         call = LayerCall(0, layer, hidden, tuple(parts), policy, deadline, partial_dtype)
         groups = {part.part: fleet.groups[part.part].name for part in parts}
+        return self._through(call, groups, abandoned, meanwhile)
+
+    def run_routed(
+        self,
+        layer: int,
+        hidden: Tensor,
+        routing: Routing,
+        fleet: Fleet,
+        abandoned: Callable[[], bool],
+        meanwhile: Callable[[], None] | None = None,
+    ) -> LayerResult | None:
+        """As `run`, of all rows, where the wire cuts the routing into parts. Raises Abandoned.
+
+        None when that can't be: another wire, a group or an aggregator that is not there, a row that is not finite, no
+        slot left. Nothing is sent then, and `meanwhile` not called.
+        """
+        if self._routed is None:
+            return None
+        self._heed()
+        began, settings = self._clock(), self._settings
+        call_id, turn = self._next_id()
+        places = self._places.find(fleet, self._wire.queued_rows, self._suspects.current(began), turn)
+        aggregator = None if settings.embedded else self._own_aggregator(fleet)
+        if places is None or (aggregator is None and not settings.embedded):
+            return None
+        deadline = began + settings.timeout_s
+        call = RoutedCall(
+            call_id,
+            layer,
+            hidden,
+            routing.index,
+            routing.weights,
+            routing.experts,
+            places,
+            settings.policy,
+            deadline,
+            settings.partial_dtype,
+            aggregator,
+        )
+        outcome = self._routed.exchange_routed(call, began if meanwhile else began + _POLL_S)
+        if outcome is None:
+            return None
+        if meanwhile is not None:
+            bare = call.without_parts()
+            self._fill(bare, meanwhile)
+            if outcome == Incomplete():
+                outcome = self._wire.exchange(bare, (), aggregator, self._clock() + _POLL_S)
+        if isinstance(outcome, Combined) and not outcome.missing:
+            if fleet.replicated:  # else there is nobody to lose patience for
+                self._patience.note(_groups_of(routing, fleet), self._clock() - began)
+            return LayerResult(outcome.rows)
+        begun = self._begun(call, turn, fleet, began, outcome)
+        return self._through(begun.opened.call, begun.opened.groups, abandoned, None, begun)
+
+    def _begun(self, routed: RoutedCall, turn: int, fleet: Fleet, began: float, outcome: Outcome) -> _Begun:
+        """The call that was sent whole, part by part."""
+        parts = plan_parts(routed.index, routed.weights, fleet.part_of_expert, routed.experts)
+        call = replace(routed.without_parts(), parts=parts)
+        groups = {part.part: fleet.groups[part.part].name for part in parts}
+        states = CallParts(groups, call.policy, began, turn)
+        states.sent(routed.places.endpoints, began)
+        opened = _OpenCall(call, groups, states, self._settings.timeout_s, began, begun=True)
+        return _Begun(opened, routed.aggregator, outcome)
+
+    def _own_aggregator(self, fleet: Fleet) -> str | None:
+        """The one that `_home` takes first; None when none is ready."""
+        ready = fleet.aggregators
+        return ready[self._settings.seat % len(ready)].endpoint if ready else None
+
+    def _next_id(self) -> tuple[int, int]:
+        turn = next(self._turns)
+        return self._first_id | (turn & 0xFFFFFFFF), turn
+
+    def _through(
+        self,
+        call: LayerCall,
+        groups: dict[int, str],
+        abandoned: Callable[[], bool],
+        meanwhile: Callable[[], None] | None,
+        begun: _Begun | None = None,
+    ) -> LayerResult:
+        """The call's lives, one after the other, until one ends well. begun: the first, when it has begun."""
         lost: Counter[str] = Counter()
         refused: tuple[RowTrouble, ...] = ()
         while True:
             if not call.parts:
-                return LayerResult(torch.zeros_like(hidden), refused)
-            try:
-                aggregator = self._home(deadline, lost, abandoned)
-            except _Homeless:
-                return all_lost(call, self._no_aggregator(layer, lost))
-            outcome = self._live(call, groups, aggregator, abandoned, meanwhile)
+                return LayerResult(torch.zeros_like(call.hidden), refused)
+            if begun is not None:
+                aggregator = begun.aggregator
+                outcome = self._live(begun.opened, aggregator, abandoned, None, begun.outcome)
+                begun = None
+            else:
+                try:
+                    aggregator = self._home(call.deadline, lost, abandoned)
+                except _Homeless:
+                    return all_lost(call, self._no_aggregator(call.layer, lost))
+                outcome = self._live(self._open(call, groups), aggregator, abandoned, meanwhile)
             meanwhile = None
             if isinstance(outcome, LayerResult):
                 return replace(outcome, troubles=outcome.troubles + refused) if refused else outcome
@@ -233,38 +346,36 @@ class LayerCaller:
                 lost[aggregator or ""] += 1
                 self.counters.redone_calls += 1
 
+    def _open(self, call: LayerCall, groups: dict[int, str]) -> _OpenCall:
+        """A new life of a call, under an id of its own."""
+        (call_id, turn), began = self._next_id(), self._clock()
+        call = LayerCall(call_id, call.layer, call.hidden, call.parts, call.policy, call.deadline, call.partial_dtype)
+        parts = CallParts({part.part: groups[part.part] for part in call.parts}, call.policy, began, turn)
+        return _OpenCall(call, groups, parts, self._settings.timeout_s, began)
+
     def _live(
         self,
-        call: LayerCall,
-        groups: dict[int, str],
+        opened: _OpenCall,
         aggregator: str | None,
         abandoned: Callable[[], bool],
         meanwhile: Callable[[], None] | None,
+        outcome: Outcome | None = None,
     ) -> LayerResult | AggregatorLost | _Refused:
-        """One life of a call, under an id of its own, at one aggregator."""
-        turn, began = next(self._turns), self._clock()
-        call = LayerCall(
-            self._first_id | (turn & 0xFFFFFFFF),
-            call.layer,
-            call.hidden,
-            call.parts,
-            call.policy,
-            call.deadline,
-            call.partial_dtype,
-        )
-        parts = CallParts({part.part: groups[part.part] for part in call.parts}, call.policy, began, turn)
-        opened = _OpenCall(call, groups, parts, self._settings.timeout_s)
+        """One life of a call, at one aggregator. outcome: of its first exchange, when that is over."""
+        call, parts = opened.call, opened.parts
         try:
             while True:
-                outcome = self._exchange(opened, aggregator, only_send=meanwhile is not None)
+                if outcome is None:
+                    outcome = self._exchange(opened, aggregator, only_send=meanwhile is not None)
                 if meanwhile is not None:
-                    self._fill(opened.call, meanwhile)
+                    self._fill(call, meanwhile)
                     meanwhile = None
                 result = self._judge(opened, outcome)
                 if result is not None:
                     if not (parts.retries or parts.hedged) and isinstance(outcome, Combined):
-                        self._patience.note(groups.values(), self._clock() - began)
+                        self._patience.note(opened.groups.values(), self._clock() - opened.began)
                     return result
+                outcome = None
                 if opened.refused:
                     self._wire.abandon(call)
                     return _Refused(opened.facts(), opened.refused)
@@ -376,3 +487,9 @@ class LayerCaller:
         return Unavailable(
             f"layer {layer}: no aggregator was ready within {self._settings.timeout_s:g} s (--layer-timeout-s); {tried}"
         )
+
+
+def _groups_of(routing: Routing, fleet: Fleet) -> set[str]:
+    """Names of the groups that have slots."""
+    chosen = {expert for expert in routing.index.flatten().tolist() if expert < routing.experts}
+    return {fleet.groups[fleet.part_of_expert[expert]].name for expert in chosen}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import torch
 from moe.router.accounting import SlotCounter
 from moe.router.dispatch import plan_parts
-from moe.router.layer_call import Abandoned, LayerCaller
+from moe.router.layer_call import Abandoned, LayerCaller, Routing
 from moe.router.ledger import StepLedger
 from moe.runtime.errors import MoeError
 from torch import Tensor
@@ -47,14 +47,19 @@ class RemoteExperts:
         if self._abandoned():
             raise Abandoned
         owners = ledger.owners[rows.numpy()]
-        _lose_non_finite(ledger, layer, hidden, rows)
         experts = self._moe_layers[layer]
         fleet = self._caller.fleet()
-        parts = plan_parts(index, weights, fleet.part_of_expert, experts, ledger.keep(owners))
         self._counter.note(index.numpy(), owners, experts)
-        if not parts:
-            return torch.zeros_like(hidden)
-        result = self._caller.run(layer, hidden, parts, fleet, self._abandoned, meanwhile)
+        result = None
+        if not ledger.errors:
+            routing = Routing(index, weights, experts)
+            result = self._caller.run_routed(layer, hidden, routing, fleet, self._abandoned, meanwhile)
+        if result is None:
+            _lose_non_finite(ledger, layer, hidden, rows)
+            parts = plan_parts(index, weights, fleet.part_of_expert, experts, ledger.keep(owners))
+            if not parts:
+                return torch.zeros_like(hidden)
+            result = self._caller.run(layer, hidden, parts, fleet, self._abandoned, meanwhile)
         if result.troubles:
             ledger.apply(owners, result)
         return result.rows

@@ -18,6 +18,7 @@ use pyo3::prelude::*;
 fn moe_wire_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<memory::Memory>()?;
     module.add_class::<router::Answer>()?;
+    module.add_class::<router::Places>()?;
     module.add_class::<router::Router>()?;
     module.add_class::<policy::Policy>()?;
     module.add_class::<expert::Batch>()?;

@@ -18,8 +18,9 @@ use crate::python::log_lines;
 use crate::python::memory::{dtype_of, view, Memory, View};
 use crate::python::settings::{limits_of, settings_of};
 use crate::router::{self, timeout_us, Dispatch, Outcome};
-use crate::sums::value;
-use crate::tensors::item_size;
+use crate::routing::{cut, Lot, Routing};
+use crate::sums::{largest, value};
+use crate::tensors::{int32_message, is_float, item_size, name};
 
 type Missing = (u32, String, usize);
 /// combined, open, duplicates, refused, missing, failed.
@@ -160,6 +161,35 @@ impl Router {
         Answer::of(py, outcome)
     }
 
+    /// See moe.wire.port.RoutedWire.exchange_routed. ValueError for tensors that don't fit together.
+    fn exchange_routed(
+        &self,
+        py: Python<'_>,
+        call: &Bound<'_, PyAny>,
+        places: &Places,
+        until: f64,
+    ) -> PyResult<Option<Answer>> {
+        let mut kept = vec![];
+        let routed = routed_of(call, places, &mut kept)?;
+        let aggregator: Option<String> = call.getattr(intern!(py, "aggregator"))?.extract()?;
+        let router = &self.inner;
+        let outcome = py.detach(move || -> PyResult<_> {
+            // SAFETY: `kept` holds the tensors until this returns.
+            let Some((lots, dispatches)) = (unsafe { routed.cut(places) })? else {
+                return Ok(None);
+            };
+            Ok(Some(router.exchange(
+                routed.key,
+                || routed.plan(lots),
+                dispatches,
+                aggregator.as_deref(),
+                routed.deadline,
+                until,
+            )))
+        })?;
+        outcome.map(|outcome| Answer::of(py, outcome)).transpose()
+    }
+
     fn give_up(
         &self,
         py: Python<'_>,
@@ -194,6 +224,176 @@ impl Router {
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.inner.close());
     }
+}
+
+/// Which part each expert is in, and the endpoint that each part goes to.
+#[pyclass(frozen, module = "moe_wire_native")]
+pub struct Places {
+    part_of_expert: Vec<u32>,
+    endpoints: Vec<String>,
+}
+
+#[pymethods]
+impl Places {
+    /// ValueError for a part without an endpoint.
+    #[new]
+    fn new(part_of_expert: Vec<u32>, endpoints: Vec<String>) -> PyResult<Self> {
+        match part_of_expert
+            .iter()
+            .find(|&&part| part as usize >= endpoints.len())
+        {
+            Some(part) => Err(PyValueError::new_err(format!(
+                "part_of_expert: got part {part}, want 0 to {} as there are endpoints",
+                endpoints.len() as i64 - 1
+            ))),
+            None => Ok(Places {
+                part_of_expert,
+                endpoints,
+            }),
+        }
+    }
+}
+
+/// A layer call whose routing is yet to be cut into parts; where its tensors lie, while the caller holds them.
+struct Routed {
+    key: Key,
+    hidden: View,
+    index: View,
+    weights: View,
+    experts: usize,
+    policy: MissingPolicy,
+    deadline: f64,
+    partial_dtype: Dtype,
+}
+
+impl Routed {
+    /// The parts, and what goes out for each; None when no slot is sent, or a row can't be (it is not finite).
+    ///
+    /// # Safety
+    /// The tensors are alive and nobody writes to them.
+    unsafe fn cut(&self, places: &Places) -> PyResult<Option<(Vec<Lot>, Vec<Dispatch>)>> {
+        let hidden = self.hidden.bytes();
+        if !largest(hidden, self.hidden.dtype).is_finite() {
+            return Ok(None);
+        }
+        let routing = Routing {
+            index: self.index.bytes(),
+            topk: self.index.width,
+            weights: self.weights.bytes(),
+            weights_dtype: self.weights.dtype,
+            part_of_expert: &places.part_of_expert[..self.experts],
+        };
+        let lots = cut(routing).map_err(PyValueError::new_err)?;
+        if lots.is_empty() {
+            return Ok(None);
+        }
+        let timeout_us = timeout_us(Some(self.deadline));
+        let dispatches = lots.iter().map(|lot| Dispatch {
+            endpoint: places.endpoints[lot.part as usize].clone(),
+            request: self.request(hidden, lot, timeout_us),
+        });
+        let dispatches = dispatches.collect();
+        Ok(Some((lots, dispatches)))
+    }
+
+    /// The rows of a lot are below the tensor's: they were counted along it.
+    fn request(&self, hidden: &[u8], lot: &Lot, timeout_us: u64) -> DispatchRequest {
+        let width = self.hidden.width * item_size(self.hidden.dtype);
+        let data = if lot.token_index.len() == self.hidden.len {
+            Bytes::copy_from_slice(hidden)
+        } else {
+            let mut rows = Vec::with_capacity(lot.token_index.len() * width);
+            for &row in &lot.token_index {
+                rows.extend_from_slice(&hidden[row as usize * width..(row as usize + 1) * width]);
+            }
+            rows.into()
+        };
+        DispatchRequest {
+            call_id: self.key.call_id,
+            layer: self.key.layer,
+            part: lot.part,
+            timeout_us,
+            aggregator: String::new(),
+            rows: Some(Tensor {
+                dtype: self.hidden.dtype as i32,
+                shape: vec![lot.token_index.len() as u32, self.hidden.width as u32],
+                data,
+            }),
+            slot_rows: Some(int32_message(&lot.slot_rows)),
+            slot_experts: Some(int32_message(&lot.slot_experts)),
+            slot_weights: Some(Tensor {
+                dtype: self.weights.dtype as i32,
+                shape: vec![lot.slot_rows.len() as u32],
+                data: Bytes::copy_from_slice(&lot.slot_weights),
+            }),
+            partial_dtype: self.partial_dtype as i32,
+        }
+    }
+
+    fn plan(&self, lots: Vec<Lot>) -> Plan {
+        let weighted = self.policy == MissingPolicy::Renormalise;
+        let parts = lots.into_iter().map(|lot| PlannedPart {
+            part: lot.part,
+            row_weights: weighted.then(|| lot.row_weights(self.weights.dtype)),
+            token_index: lot.token_index,
+        });
+        Plan {
+            key: self.key,
+            tokens: self.hidden.len,
+            hidden: self.hidden.width,
+            dtype: self.hidden.dtype,
+            policy: self.policy,
+            deadline: Some(self.deadline),
+            parts: parts.collect(),
+        }
+    }
+}
+
+fn routed_of<'py>(
+    call: &Bound<'py, PyAny>,
+    places: &Places,
+    kept: &mut Vec<Bound<'py, PyAny>>,
+) -> PyResult<Routed> {
+    let py = call.py();
+    let hidden = view(&call.getattr(intern!(py, "hidden"))?, 2, kept)?;
+    let index = view(&call.getattr(intern!(py, "index"))?, 2, kept)?;
+    let weights = view(&call.getattr(intern!(py, "weights"))?, 2, kept)?;
+    let alike = index.len == hidden.len && weights.len == index.len && weights.width == index.width;
+    if !alike || index.dtype != Dtype::Int64 || !is_float(weights.dtype) || index.width == 0 {
+        let told = |of: &View| format!("{} [{}, {}]", name(of.dtype), of.len, of.width);
+        return Err(PyValueError::new_err(format!(
+            "index and weights: got {} and {} for {} rows, want int64 and floats, [rows, k] both",
+            told(&index),
+            told(&weights),
+            hidden.len
+        )));
+    }
+    let experts: usize = call.getattr(intern!(py, "experts"))?.extract()?;
+    if experts > places.part_of_expert.len() {
+        return Err(PyValueError::new_err(format!(
+            "experts: got {experts}, places are known of {}",
+            places.part_of_expert.len()
+        )));
+    }
+    let partial_dtype = call.getattr(intern!(py, "partial_dtype"))?;
+    Ok(Routed {
+        key: key_of(call)?,
+        hidden,
+        index,
+        weights,
+        experts,
+        policy: policy_of(&call.getattr(intern!(py, "policy"))?)?,
+        deadline: call.getattr(intern!(py, "deadline"))?.extract()?,
+        partial_dtype: partial_dtype_of(&partial_dtype)?,
+    })
+}
+
+/// None stands for the rows' own.
+fn partial_dtype_of(given: &Bound<'_, PyAny>) -> PyResult<Dtype> {
+    if given.is_none() {
+        return Ok(Dtype::Unspecified);
+    }
+    dtype_of(given)
 }
 
 impl Drop for Router {
@@ -258,11 +458,7 @@ fn call_of<'py>(
         parts,
         policy: policy_of(&call.getattr(intern!(py, "policy"))?)?,
         deadline: call.getattr(intern!(py, "deadline"))?.extract()?,
-        partial_dtype: if partial_dtype.is_none() {
-            Dtype::Unspecified
-        } else {
-            dtype_of(&partial_dtype)?
-        },
+        partial_dtype: partial_dtype_of(&partial_dtype)?,
     })
 }
 

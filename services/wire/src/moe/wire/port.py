@@ -9,7 +9,7 @@ Replica choice, retries and what a missing part means to a request are the route
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, dtype
 
@@ -52,6 +52,39 @@ class LayerCall:
     policy: MissingPolicy
     deadline: float
     partial_dtype: dtype | None = None
+
+
+@dataclass(frozen=True)
+class Places:
+    """part_of_expert: the part of each expert. endpoints: where each part goes, by part."""
+
+    part_of_expert: tuple[int, ...]
+    endpoints: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RoutedCall:
+    """A layer call before its routing is cut into parts; otherwise as LayerCall.
+
+    index int64 [tokens, k]: the experts of each row, an id >= experts is a dropped slot. weights [tokens, k].
+    aggregator: as of `RouterWire.exchange`.
+    """
+
+    call_id: int
+    layer: int
+    hidden: Tensor
+    index: Tensor
+    weights: Tensor
+    experts: int
+    places: Places
+    policy: MissingPolicy
+    deadline: float
+    partial_dtype: dtype | None
+    aggregator: str | None
+
+    def without_parts(self) -> LayerCall:
+        """The call for whoever asks on for its news, once it is open."""
+        return LayerCall(self.call_id, self.layer, self.hidden, (), self.policy, self.deadline, self.partial_dtype)
 
 
 @dataclass(frozen=True)
@@ -155,6 +188,17 @@ class RouterWire(Protocol):
 
     def close(self) -> None:
         """Ends all streams."""
+
+
+@runtime_checkable
+class RoutedWire(Protocol):
+    """A RouterWire that cuts a routing into parts itself, which costs less than handing it the parts."""
+
+    def exchange_routed(self, call: RoutedCall, until: float) -> Outcome | None:
+        """As the first `exchange` of a call with a part for every group that has slots; further ones are `exchange`s.
+
+        None when there is nothing to send: no slot is left, or a row is not finite. The call is not open then.
+        """
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,15 @@ from moe.wire.port import (
     MissingPart,
     Outcome,
     PartFailure,
+    Places,
+    RoutedCall,
     Target,
 )
 from moe.wire.settings import CombinerLimits, WireSettings
 
 
 class RouterClient:
-    """Implements moe.wire.port.RouterWire.
+    """Implements moe.wire.port.RouterWire and RoutedWire.
 
     combiner: bounds of the one inside, for calls with no aggregator. loop: not needed, as nothing here runs on one.
     """
@@ -46,14 +48,20 @@ class RouterClient:
         del loop
         self._native = moe_wire_native.Router(f"{router}.{new_instance_id()}", combiner, settings or WireSettings())
         close_at_exit(self._native)
+        self._places: Places | None = None
+        self._native_places = moe_wire_native.Places((), ())
 
     def exchange(self, call: LayerCall, targets: Sequence[Target], aggregator: str | None, until: float) -> Outcome:
         """See RouterWire."""
-        answer = self._native.exchange(call, targets, aggregator, until)
-        if answer.rows is not None:
-            rows = tensor_of(answer.rows)
-            return Combined(rows, tuple(MissingPart(*missing) for missing in answer.missing))
-        return _without_rows(answer)
+        return _outcome(self._native.exchange(call, targets, aggregator, until))
+
+    def exchange_routed(self, call: RoutedCall, until: float) -> Outcome | None:
+        """See RoutedWire. ValueError for tensors that don't fit together, or an expert without a place."""
+        if call.places is not self._places:
+            self._native_places = moe_wire_native.Places(call.places.part_of_expert, call.places.endpoints)
+            self._places = call.places
+        answer = self._native.exchange_routed(call, self._native_places, until)
+        return None if answer is None else _outcome(answer)
 
     def give_up(self, call: LayerCall, part: int, reason: str) -> None:
         """See RouterWire."""
@@ -83,6 +91,13 @@ class RouterClient:
     async def aclose(self) -> None:
         """`close`, for a loop that must not wait."""
         await asyncio.to_thread(self.close)
+
+
+def _outcome(answer: moe_wire_native.Answer) -> Outcome:
+    if answer.rows is not None:
+        rows = tensor_of(answer.rows)
+        return Combined(rows, tuple(MissingPart(*missing) for missing in answer.missing))
+    return _without_rows(answer)
 
 
 def _without_rows(answer: moe_wire_native.Answer) -> Outcome:
