@@ -1,14 +1,14 @@
 """The experts' FFN on this machine: our back ends beside peers, and both beside the machine's own limits.
 
     python -m benchmarks.ffn [--shape moe|demo|deepseek] [--threads 2] [--tokens 1,2,4] [--json FILE]
-                            [--into PAGE]
+                            [--clock wall|cpu] [--into PAGE]
     python -m benchmarks.ffn --quick
 
 Every figure is the median of interleaved calls with another routing each, so that weights come from memory, not from
 a cache that the last call filled. A ratio compares figures of the same run only. Before it is measured, a contestant's
 rows are compared to the layer computed in float32; one that computes something else is absent, with how far off it was.
 OMP_WAIT_POLICY=PASSIVE is wanted in the environment: threads of one contestant that spin would take the cores from the
-next.
+next. Where others use the machine, `--clock cpu --threads 1` still says something: it counts a call's processor time.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from benchmarks.ffn.contestants import CONTESTANTS, build
 from benchmarks.ffn.machine import Limits, describe, measure_limits
 from benchmarks.ffn.peers import PEERS, PeerProcess
 from benchmarks.ffn.shapes import SHAPES, Shape, routings
-from benchmarks.ffn.timing import Timed, Times, measure, timed
+from benchmarks.ffn.timing import CLOCKS, Timed, Times, measure, timed
 from benchmarks.wires import AbsentError
 
 _TOKENS, _QUICK_TOKENS = "1,2,4,8,16,64,256,1024", "1,4,16"
@@ -40,9 +40,10 @@ def main() -> None:
     shape = SHAPES[arguments.shape]
     counts = [int(word) for word in arguments.tokens.split(",")]
     require_places([f"ffn-{arguments.shape}"], arguments.into)
-    machine, limits = describe(), measure_limits(arguments.threads)
+    machine, limits = describe(), measure_limits(arguments.threads, CLOCKS[arguments.clock])
     lines: list[str] = []
-    _say(lines, f"{machine}, threads {arguments.threads}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
+    how = f"threads {arguments.threads}, {arguments.clock} time"
+    _say(lines, f"{machine}, {how}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
     _say(lines, f"limits: read {limits.read_gbps:.1f} GB/s, torch's product of 2048 cubed {limits.gflops:.1f} GFLOP/s")
     _say(lines, f"{shape.name}: {shape}; median of interleaved calls and, after it, the fastest quarter's slowest")
     rows: list[dict[str, object]] = []
@@ -80,9 +81,11 @@ def _contestants(
         if reason:
             absent.append(f"{name}: {reason}")
         else:
-            found[name] = timed(run)
+            found[name] = timed(run, CLOCKS[arguments.clock])
     for name in (name for name in names if name in PEERS):
         try:
+            if arguments.clock == "cpu":
+                raise AbsentError(f"{name}: a process of its own, which tells no processor time; take --clock wall")
             peer = stack.enter_context(PeerProcess(name, arguments.shape, arguments.threads))
             reason = wrong(peer.rows(routing), routing, shape, _PEER_BYTES)
             if reason:
@@ -134,6 +137,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", help="contestants by name, with commas between")
     parser.add_argument("--seconds", type=float, help="for each contestant and number of tokens; default: 1.5")
     parser.add_argument("--quick", action="store_true", help=f"{_QUICK_TOKENS} tokens, {_QUICK_S} s each")
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: processor time of all threads")
     parser.add_argument("--into", type=Path, help="page to put the table into")
     parser.add_argument("--json", help="file to write the figures to")
     chosen = parser.parse_args()
