@@ -3,7 +3,8 @@
     python -m benchmarks.null_part expert --wire grpcio --listen unix:/tmp/e0.sock --experts 0,1 --hidden 1024
     python -m benchmarks.null_part aggregator --wire grpcio --listen unix:/tmp/a.sock --collect unix:/tmp/e0.sock
 
-The server around the wire is the services' own. An expert answers a part with the rows that it got.
+The server around the wire is the services' own. An expert answers a part with the rows that it got: few of them as an
+expert computes few, inside the native wire, all others on the compute thread.
 """
 
 import argparse
@@ -41,6 +42,10 @@ def _expert(actors: Wire, chosen: argparse.Namespace) -> Service:
     limits = ExpertLimits(chosen.hidden, torch.bfloat16, {0: held})
     instance = new_instance_id()
     server = actors.expert(limits, instance, WireSettings())
+    if chosen.wire == "native":
+        from moe_wire_native import echo_kernel
+
+        server.compute_natively({0: (echo_kernel(), chosen.hidden * limits.dtype.itemsize)})
     stopped = threading.Event()
     thread = threading.Thread(target=answer_forever, args=(server, stopped), daemon=True)
 

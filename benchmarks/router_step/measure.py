@@ -1,7 +1,7 @@
 """Runs an engine over a loop-back wire and times its steps, whole and by stage."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -19,13 +19,14 @@ from moe.router.layer_call import CallSettings, LayerCaller
 from moe.router.outlet import Item
 from moe.router.scheduler import ScheduleLimits
 from moe.runtime.errors import MoeError
-from moe.wire.port import Combined, Incomplete, LayerCall, MissingPolicy, Outcome, Target
+from moe.wire.port import Combined, Incomplete, LayerCall, MissingPolicy, Outcome, RouterWire, Target
 from torch import nn
 
 from benchmarks.alone import FixedDirectory, PeerlessWire
 from benchmarks.router_step.stopwatch import Stage, Stopwatch
 
 WARM_STEPS = 10
+LAYER_CALL = "layer call: parts, replicas"
 _PATIENCE_S = 600.0
 
 
@@ -74,23 +75,43 @@ class Sink:
         self.error = error
 
 
+@dataclass(frozen=True)
+class Calls:
+    """How layer calls are made. begins, ends: called around the steps that are timed without stopwatches."""
+
+    caller: LayerCaller
+    wire: RouterWire
+    stage: str
+    begins: Callable[[], None] = lambda: None
+    ends: Callable[[], None] = lambda: None
+
+
+def loopback(experts: int) -> Calls:
+    """Answered at once, with the rows themselves."""
+    wire = LoopbackWire()
+    settings = CallSettings(MissingPolicy.WAIT, 60.0, True)
+    return Calls(LayerCaller(wire, FleetTracker(everywhere(experts), experts), settings), wire, "wire (loop-back)")
+
+
 class _Run:
     """An engine whose steps are timed. watch: its stopwatch, running after the warm steps of the second half."""
 
-    def __init__(self, backbone: TransformersBackbone, rows: int, steps: int, context: int, watch: Stopwatch) -> None:
-        experts = max(backbone.info.moe_layers.values())
+    def __init__(
+        self, backbone: TransformersBackbone, rows: int, steps: int, context: int, watch: Stopwatch, calls: Calls
+    ) -> None:
         schedule = ScheduleLimits(rows, 2**30, 0, 2**20, 1)
-        caller = LayerCaller(
-            LoopbackWire(), FleetTracker(everywhere(experts), experts), CallSettings(MissingPolicy.WAIT, 60.0, True)
-        )
-        self.engine = Engine(backbone, caller, EngineSettings(schedule, 60.0))
+        self.engine = Engine(backbone, calls.caller, EngineSettings(schedule, 60.0))
         self._steps, self._rows, self._context = steps, rows, context
-        self._watch, self.times = watch, list[float]()
+        self._watch, self._calls, self.times = watch, calls, list[float]()
         turn: Any = self.engine._turn
         self.engine._turn = self._timed(watch.wrap("engine: schedule, pack, settle, pieces", turn))  # type: ignore[method-assign]
 
     def _timed(self, turn: Any) -> Any:
         def timed() -> bool:
+            if len(self.times) == WARM_STEPS:
+                self._calls.begins()
+            elif len(self.times) == WARM_STEPS + self._steps:
+                self._calls.ends()
             self._watch.running = WARM_STEPS + self._steps <= len(self.times) < WARM_STEPS + 2 * self._steps
             begin = time.perf_counter()
             going = turn()
@@ -117,13 +138,21 @@ class _Run:
         return median(self.times[WARM_STEPS : WARM_STEPS + self._steps])
 
 
-def measure(backbone: TransformersBackbone, rows: int, steps: int, context: int, temperature: float) -> Measured:
-    """The steps of `rows` requests that decode. The backbone's cache is reallocated."""
+def measure(
+    backbone: TransformersBackbone,
+    rows: int,
+    steps: int,
+    context: int,
+    temperature: float,
+    calls: Calls | None = None,
+) -> Measured:
+    """The steps of `rows` requests that decode. The backbone's cache is reallocated. calls: None for `loopback`."""
     watch = Stopwatch()
+    calls = calls or loopback(max(backbone.info.moe_layers.values()))
     backbone.allocate(rows, context + WARM_STEPS + 2 * steps + 8)
-    undo = _watch_everything(backbone, watch)
+    undo = _watch_everything(backbone, watch, calls)
     try:
-        run = _Run(backbone, rows, steps, context, watch)
+        run = _Run(backbone, rows, steps, context, watch, calls)
         seconds = run.go(temperature)
     finally:
         for owner, name, before in reversed(undo):
@@ -131,7 +160,7 @@ def measure(backbone: TransformersBackbone, rows: int, steps: int, context: int,
     return Measured(rows, seconds, watch.stages(steps))
 
 
-def _watch_everything(backbone: TransformersBackbone, watch: Stopwatch) -> list[tuple[Any, str, Any]]:
+def _watch_everything(backbone: TransformersBackbone, watch: Stopwatch, calls: Calls) -> list[tuple[Any, str, Any]]:
     """Puts stopwatches around the stages; gives what is to be put back."""
     undo: list[tuple[Any, str, Any]] = []
 
@@ -151,9 +180,13 @@ def _watch_everything(backbone: TransformersBackbone, watch: Stopwatch) -> list[
     put(StepCache, "attend", "attention")
     put(StepCache, "update", "cache: write")
     put(remote_experts, "plan_parts", "dispatch plan")
+    put(layer_call, "plan_parts", "dispatch plan")
     put(remote_experts.RemoteExperts, "overlap", "experts: owners, counts, checks")
-    put(layer_call.LayerCaller, "run", "layer call: parts, replicas")
-    put(LoopbackWire, "exchange", "wire (loop-back)")
+    put(layer_call.LayerCaller, "run", LAYER_CALL)
+    put(layer_call.LayerCaller, "run_routed", LAYER_CALL)
+    for name in ("exchange", "exchange_routed"):
+        if hasattr(calls.wire, name):
+            put(type(calls.wire), name, calls.stage)
     put(settling, "sample", "sampling")
     put(engine_module, "settle", "settle: scores, pieces")
     put(engine_module, "pack", "pack")

@@ -8,7 +8,6 @@
 //! calls of a cell is checked.
 
 use std::collections::BTreeMap;
-use std::ffi::{c_char, c_void};
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -19,6 +18,7 @@ use moe_wire_native::api::expert::DispatchRequest;
 use moe_wire_native::api::tensor::{Dtype, Tensor};
 use moe_wire_native::combiner::{self, Key, Plan, PlannedPart};
 use moe_wire_native::driver::{monotonic, Driver};
+use moe_wire_native::expert::kernel::echo;
 use moe_wire_native::expert::{self, Expert, Kernel};
 use moe_wire_native::router::{timeout_us, Dispatch, Outcome, Router};
 use moe_wire_native::serve::Listener;
@@ -46,26 +46,6 @@ fn main() {
     }
 }
 
-/// Answers the rows as they came: the kernel's signature without its work.
-unsafe extern "C" fn echo(
-    _handle: *const c_void,
-    rows: *const c_void,
-    n_rows: i64,
-    _slot_rows: *const i32,
-    _slot_experts: *const i32,
-    _slot_weights: *const c_void,
-    _weights_dtype: i32,
-    _n_slots: i64,
-    partial: *mut c_void,
-    _partial_dtype: i32,
-    _error: *mut c_char,
-    _error_size: i64,
-) -> i32 {
-    let bytes = n_rows as usize * HIDDEN * 2;
-    std::ptr::copy_nonoverlapping(rows.cast::<u8>(), partial.cast(), bytes);
-    0
-}
-
 fn serve_expert(target: &str) {
     let driver = Driver::new("expert", || {}).expect("a runtime");
     let limits = expert::Limits {
@@ -79,7 +59,7 @@ fn serve_expert(target: &str) {
     let expert = Expert::new(target, limits, Settings::default(), driver);
     let kernel = Kernel {
         function: echo,
-        handle: 0,
+        handle: HIDDEN * 2,
         max_rows: usize::MAX,
     };
     // SAFETY: `echo` fills the partial and looks at nothing else; rows are of bfloat16, and so are the partials here.

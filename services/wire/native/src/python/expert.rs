@@ -11,7 +11,8 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::driver::Driver;
-use crate::expert::{self, kernel::Function, Kernel, Limits};
+use crate::expert::kernel::{echo, Function};
+use crate::expert::{self, Kernel, Limits};
 use crate::python::log_lines;
 use crate::python::memory::{bytes_of, dtype_of, torch_dtype, Memory};
 use crate::python::settings::settings_of;
@@ -231,4 +232,10 @@ fn limits_of(given: &Bound<'_, PyAny>) -> PyResult<Limits> {
         max_queued_rows: given.getattr(intern!(py, "max_queued_rows"))?.extract()?,
         max_batch_rows: given.getattr(intern!(py, "max_batch_rows"))?.extract()?,
     })
+}
+
+/// The address of a kernel that answers rows as they came, for benchmarks of the wire; its handle: bytes of a row.
+#[pyfunction]
+pub fn echo_kernel() -> usize {
+    echo as Function as usize
 }

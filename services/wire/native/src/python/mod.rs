@@ -24,6 +24,7 @@ fn moe_wire_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<expert::Batch>()?;
     module.add_class::<expert::Expert>()?;
     module.add_class::<aggregator::Aggregator>()?;
+    module.add_function(wrap_pyfunction!(expert::echo_kernel, module)?)?;
     module.add_function(wrap_pyfunction!(log_lines::hand_over_logs, module)?)?;
     Ok(())
 }
