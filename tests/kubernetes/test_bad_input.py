@@ -149,6 +149,7 @@ def test_with_definitions_older_than_itself_an_operator_serves_and_says_so(
         with operator(namespace, tmp_path) as acting:
             namespace.apply(idle_model())
             until_condition(namespace, "Progressing", "AsWished", patience_s=START_S)
+            until_condition(namespace, "Degraded", "DefinitionsOutdated")
             assert acting.metrics()["moe_operator_definitions_current"] == 0
             acting.settled()
             assert acting.end() == 0

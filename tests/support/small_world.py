@@ -34,14 +34,14 @@ class SmallWorld:
         self.objects: dict[Ref, Body] = {}
         self.pods: list[Body] = []
         self.claim: Body | None = {"metadata": {"name": "models"}} if claim else None
+        self.outdated: tuple[str, ...] = ()
         if facts:
             self.model["status"] = {"package": facts}
 
     @property
     def observed(self) -> Observed:
-        return Observed(
-            self.model, {ref: slim(body) for ref, body in self.objects.items()}, tuple(self.pods), self.claim
-        )
+        objects = {ref: slim(body) for ref, body in self.objects.items()}
+        return Observed(self.model, objects, tuple(self.pods), self.claim, self.outdated)
 
     def decide(self) -> Actions:
         return actions(self.observed, desired(self.observed, IMAGE))

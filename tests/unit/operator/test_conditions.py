@@ -249,6 +249,18 @@ def test_the_same_state_said_twice_is_the_same_to_the_letter():
     assert world.model["status"] == before
 
 
+def test_definitions_older_than_the_operator_are_said_and_hide_no_other_fault():
+    world = running()
+    world.outdated = ("moemodels.moe.dev",)
+    status, reason, message = world.say()["Degraded"]
+    assert (status, reason) == ("True", "DefinitionsOutdated")
+    assert "moemodels.moe.dev" in message
+    assert "charts/moe/crds" in message
+    assert world.say({Ref("Service", "demo"): "refused"})["Degraded"][1] == "WriteRefused"
+    world.outdated = ()
+    assert world.say()["Degraded"][1] == "NoFault"
+
+
 def condition(status, reason, kind="Available"):
     return Condition(kind, status, reason, "text", "t1")
 

@@ -18,19 +18,15 @@ from moe.operator.cluster import Cluster, ClusterError
 from moe.operator.executor import Executor
 from moe.operator.handlers import kopf_settings, registry_of
 from moe.operator.lease import Lease
-from moe.operator.metrics import DEFINITIONS_CURRENT, LEADING
-from moe.operator.naming import SCHEMA_ANNOTATION
+from moe.operator.metrics import LEADING
 from moe.operator.pages import serve_pages
 from moe.operator.reconciler import Reconciler
-from moe.operator.resources import definitions
+from moe.operator.served_definitions import until_current, until_served
 from moe.operator.settings import Settings, read_settings
 from moe.operator.watchdog import watch_over
 from moe.operator.world import World
 
 logger = logging.getLogger("moe.operator")
-
-_DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-_LOOK_S = 3.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,9 +61,10 @@ async def operate(settings: Settings) -> int:
             return 0
         LEADING.set(1)
         logger.info("%s holds the Lease and acts in %s", settings.identity, settings.namespace or "all namespaces")
-        if not await _unless(stop, definitions_are_there(cluster)):
+        world = World()
+        if not await _unless(stop, _know_definitions(cluster, world)):
             return 0
-        return await _act(cluster, settings, lease, stop)
+        return await _act(cluster, settings, lease, world, stop)
     finally:
         LEADING.set(0)
         await lease.release()
@@ -75,15 +72,15 @@ async def operate(settings: Settings) -> int:
         await cluster.close()
 
 
-async def _act(cluster: Cluster, settings: Settings, lease: Lease, stop: asyncio.Event) -> int:
+async def _act(cluster: Cluster, settings: Settings, lease: Lease, world: World, stop: asyncio.Event) -> int:
     """Watches and acts. Returns 0 when told to end, 1 when the Lease is lost or watches have fallen silent."""
-    world = World()
     reconciler = Reconciler(world, Executor(cluster, world.put, settings.identity), settings.image)
     ended = asyncio.Event()
     # before kopf, which ends every task that began after it, and takes the signals over
     keeping = asyncio.create_task(lease.keep())
     stopping = asyncio.create_task(stop.wait())
     guarding = asyncio.create_task(watch_over(cluster, world, settings.namespace))
+    renewing = asyncio.create_task(_follow_definitions(cluster, world, reconciler))
     watching = asyncio.create_task(
         kopf.operator(
             registry=registry_of(world, reconciler),
@@ -97,32 +94,25 @@ async def _act(cluster: Cluster, settings: Settings, lease: Lease, stop: asyncio
     done, _ = await asyncio.wait({watching, keeping, stopping, guarding}, return_when=asyncio.FIRST_COMPLETED)
     ended.set()
     outcome = (await asyncio.gather(watching, return_exceptions=True))[0]
-    for each in (keeping, stopping, guarding):
+    for each in (keeping, stopping, guarding, renewing):
         each.cancel()
     if isinstance(outcome, BaseException):
         logger.error("watching has failed", exc_info=outcome)
     return 1 if done & {keeping, guarding} or isinstance(outcome, BaseException) else 0
 
 
-async def definitions_are_there(cluster: Cluster) -> None:
-    """Returns once the cluster knows the custom resources. Says so when they are not this operator's own."""
-    own = True
-    for each in definitions():
-        name, complained = each["metadata"]["name"], ""
-        while True:
-            try:
-                found = await cluster.get(f"{_DEFINITIONS}/{name}")
-                break
-            except ClusterError as error:
-                if str(error) != complained:
-                    logger.error("no definition %s: %s; install those of this version (charts/moe/crds)", name, error)
-                complained = str(error)
-                await asyncio.sleep(_LOOK_S)
-        current = found["metadata"].get("annotations", {}).get(SCHEMA_ANNOTATION)
-        if current != each["metadata"]["annotations"][SCHEMA_ANNOTATION]:
-            own = False
-            logger.warning("definition %s is of another version of moe; apply charts/moe/crds of this one", name)
-    DEFINITIONS_CURRENT.set(own)
+async def _know_definitions(cluster: Cluster, world: World) -> None:
+    world.outdated = await until_served(cluster)
+
+
+async def _follow_definitions(cluster: Cluster, world: World, reconciler: Reconciler) -> None:
+    """Has every model told when older definitions have been brought up to date."""
+    if not world.outdated:
+        return
+    await until_current(cluster)
+    world.outdated = ()
+    for key in list(world.models()):
+        reconciler.look_at(key)
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -81,7 +81,7 @@ def model_status(observed: Observed, wanted: Desired, failures: Mapping[Ref, str
         package,
         _available(observed, wanted, package, parts, routers),
         _progressing(wanted, package, (*parts, routers)),
-        _degraded(wanted, package, (*parts, routers), failures),
+        _degraded(observed, wanted, package, (*parts, routers), failures),
     )
     groups = [part for part in parts if part.name in {group.name for group in wanted.groups}]
     serving = sum(part.rollout.ready > 0 for part in groups)
@@ -254,7 +254,13 @@ def _progressing(wanted: Desired, package: Condition, parts: tuple[Part, ...]) -
     return _condition("Progressing", "False", "AsWished", f"all {len(parts)} Deployments are as wished")
 
 
-def _degraded(wanted: Desired, package: Condition, parts: tuple[Part, ...], failures: Mapping[Ref, str]) -> Condition:
+def _degraded(
+    observed: Observed,
+    wanted: Desired,
+    package: Condition,
+    parts: tuple[Part, ...],
+    failures: Mapping[Ref, str],
+) -> Condition:
     if wanted.fault:
         text = f"{wanted.fault}. Make another MoEModel with wishes that fit the package"
         return _condition("Degraded", "True", "WishesUnfit", text)
@@ -266,6 +272,12 @@ def _degraded(wanted: Desired, package: Condition, parts: tuple[Part, ...], fail
     problems = [problem for part in parts for problem in part.problems]
     if problems:
         return _condition("Degraded", "True", "PodsFailing", _some(problems))
+    if observed.outdated:
+        text = (
+            f"{_names(list(observed.outdated))}: older than the operator; fields that are new can't be set. "
+            "helm upgrade, or kubectl apply --server-side -f charts/moe/crds"
+        )
+        return _condition("Degraded", "True", "DefinitionsOutdated", text)
     return _condition("Degraded", "False", "NoFault", "nothing is known to be wrong")
 
 

@@ -9,10 +9,9 @@ import sys
 
 from moe.operator.cluster import Cluster, ClusterError
 from moe.operator.manifests import Manifest
-from moe.operator.naming import SCHEMA_ANNOTATION, VERSION_ANNOTATION
 from moe.operator.resources import definitions
+from moe.operator.served_definitions import DEFINITIONS_PATH, release_of, schema_of
 
-_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _MANAGER = "helm"
 """Helm 4 applies crds/ server-side at every install and fails where another manager holds another value; so what this
 writes is Helm's, and the next release's newer definitions go in without a conflict."""
@@ -27,14 +26,14 @@ async def install(cluster: Cluster) -> list[str]:
     for wanted in definitions():
         name = wanted["metadata"]["name"]
         found = await _found(cluster, name)
-        theirs, ours = _release(found), _release(wanted)
+        theirs, ours = release_of(found), release_of(wanted)
         if found is not None and theirs > ours:
             lines.append(f"{name} is of version {_dotted(theirs)}, newer than {_dotted(ours)}; it stays")
             continue
-        if found is not None and _schema(found) == _schema(wanted):
+        if found is not None and schema_of(found) == schema_of(wanted):
             lines.append(f"{name} is of version {_dotted(ours)} already")
             continue
-        await cluster.apply_at(f"{_PATH}/{name}", wanted, manager=_MANAGER)
+        await cluster.apply_at(f"{DEFINITIONS_PATH}/{name}", wanted, manager=_MANAGER)
         await _established(cluster, name)
         lines.append(f"{name} is of version {_dotted(ours)}")
     return lines
@@ -42,7 +41,7 @@ async def install(cluster: Cluster) -> list[str]:
 
 async def _found(cluster: Cluster, name: str) -> Manifest | None:
     try:
-        return await cluster.get(f"{_PATH}/{name}")
+        return await cluster.get(f"{DEFINITIONS_PATH}/{name}")
     except ClusterError as error:
         if error.status == 404:
             return None
@@ -52,21 +51,11 @@ async def _found(cluster: Cluster, name: str) -> Manifest | None:
 async def _established(cluster: Cluster, name: str) -> None:
     async with asyncio.timeout(_ESTABLISHED_S):
         while True:
-            status = (await cluster.get(f"{_PATH}/{name}")).get("status", {})
+            status = (await cluster.get(f"{DEFINITIONS_PATH}/{name}")).get("status", {})
             answers = {each["type"]: each["status"] for each in status.get("conditions", ())}
             if answers.get("Established") == "True":
                 return
             await asyncio.sleep(0.1)
-
-
-def _release(definition: Manifest | None) -> tuple[int, ...]:
-    """Its version as numbers; none for one without."""
-    text = (definition or {}).get("metadata", {}).get("annotations", {}).get(VERSION_ANNOTATION, "")
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
-
-
-def _schema(definition: Manifest) -> str:
-    return str(definition["metadata"].get("annotations", {}).get(SCHEMA_ANNOTATION))
 
 
 def _dotted(release: tuple[int, ...]) -> str:

@@ -14,12 +14,16 @@ Body = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Observed:
-    """One model and everything that belongs to it. objects: by kind and name; claim: the package's, if there is one."""
+    """One model and everything that belongs to it.
+
+    objects: by kind and name; claim: the package's, if there is one; outdated: definitions older than the operator.
+    """
 
     model: Body
     objects: Mapping[Ref, Body] = field(default_factory=dict)
     pods: tuple[Body, ...] = ()
     claim: Body | None = None
+    outdated: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

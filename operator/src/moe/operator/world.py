@@ -22,9 +22,10 @@ class ModelKey(NamedTuple):
 
 
 class World:
-    """Used from one event loop."""
+    """Used from one event loop. outdated: names of the cluster's definitions that are older than the operator."""
 
     def __init__(self) -> None:
+        self.outdated: tuple[str, ...] = ()
         self._models: dict[ModelKey, Manifest] = {}
         self._objects: dict[ModelKey, dict[Ref, Manifest]] = {}
         self._claims: dict[ModelKey, Manifest] = {}
@@ -67,7 +68,7 @@ class World:
         objects = {ref: body for ref, body in held.items() if ref.kind != POD.name}
         pods = tuple(body for ref, body in sorted(held.items()) if ref.kind == POD.name)
         claim = self._claims.get(ModelKey(key.namespace, model["spec"]["package"]["claim"]))
-        return Observed(model, objects, pods, claim)
+        return Observed(model, objects, pods, claim, self.outdated)
 
     def has_seen(self, body: Mapping[str, Any]) -> bool:
         """Whether an object's wishes are known as they are there, or newer ones."""
