@@ -109,7 +109,7 @@ fn dispatches(body: Body) {
         if let Ok(item) = read_dispatch(message, &limits, LONGEST, 1.0, 7) {
             assert_eq!(item.rows.data.len(), item.rows.len() * HIDDEN * 2);
             assert!((1..=limits.max_rows).contains(&item.rows.len()));
-            queue.offer(item);
+            queue.offer(item, 1.0);
         }
     }
     let kernel = Kernel {
