@@ -10,6 +10,9 @@ from collections.abc import Callable
 
 Listener = Callable[[], None]
 
+_LAST_WORD_S = 0.1
+"""For a watch to be woken and to write: turns of the loop that it runs on, so enough on any machine."""
+
 
 class Lifecycle:
     """The handle by which the parts of a service say how it is. Every method may be called from any thread."""
@@ -112,8 +115,11 @@ class InFlight:
         """Returns when no call is in flight."""
         await self._idle.wait()
 
-    def hang_up_auxiliary(self) -> None:
-        """Ends health watches and reflection streams, which never end by themselves."""
+    async def hang_up_auxiliary(self) -> None:
+        """Ends health watches and reflection streams, which never end by themselves; first lets them say what they
+        have just been told, such as that the process is not serving any more."""
+        if self._auxiliary:
+            await asyncio.sleep(_LAST_WORD_S)
         self._hung_up |= self._auxiliary
         for task in self._auxiliary:
             task.cancel()

@@ -176,7 +176,7 @@ class Server:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        self._in_flight.hang_up_auxiliary()
+        await self._in_flight.hang_up_auxiliary()
         try:
             await self._server.stop(None if self._in_flight.methods() else _LAST_WRITES_S)
             if self._front:
