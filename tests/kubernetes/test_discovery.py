@@ -1,5 +1,6 @@
 """Routers and aggregators follow a model in a cluster: pods that come and go, wishes, an API server that is away."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,10 +78,12 @@ def test_an_edit_of_the_models_routing_is_heeded_within_two_seconds(follow: Foll
     directory = follow()
     until(lambda: directory.wishes().missing_policy == "wait", "the defaults are not seen")
 
-    edit = '{"spec":{"routing":{"missingExpert":{"policy":"fail"},"layerTimeoutSeconds":2.5}}}'
-    namespace.kubectl("patch", "moemodel", MODEL, "--type=merge", "-p", edit)
+    edit = {"missingExpert": {"policy": "fail"}, "layerTimeoutSeconds": 2.5, "topK": 1, "strategy": "drop"}
+    patch = json.dumps({"spec": {"routing": edit}})
+    namespace.kubectl("patch", "moemodel", MODEL, "--type=merge", "-p", patch)
 
-    within(2.0, lambda: directory.wishes() == RoutingWishes("fail", 2.5, 0.0))
+    wished = RoutingWishes(missing_policy="fail", topk=1, strategy="drop", layer_timeout_s=2.5, hedge_after_s=0.0)
+    within(2.0, lambda: directory.wishes() == wished)
 
 
 def test_an_api_server_that_is_away_leaves_the_view_and_is_spoken_of(

@@ -103,7 +103,9 @@ def test_a_slice_without_endpoints_or_ports_lists_nobody() -> None:
 def test_wishes_are_what_the_models_routing_says() -> None:
     gates = {"topK": 1, "strategy": "drop"}
     routing = {"missingExpert": {"policy": "fail"}, **gates, "layerTimeoutSeconds": 5, "hedgeAfterSeconds": 0.5}
-    assert wishes_of({"spec": {"routing": routing}}) == RoutingWishes("fail", 1, "drop", 5.0, 0.5)
+    assert wishes_of({"spec": {"routing": routing}}) == RoutingWishes(
+        missing_policy="fail", topk=1, strategy="drop", layer_timeout_s=5.0, hedge_after_s=0.5
+    )
 
 
 @pytest.mark.parametrize("model", [None, {"spec": {}}, {"spec": {"routing": {}}}])

@@ -114,7 +114,7 @@ def test_a_wished_timeout_acts_from_the_next_call_on() -> None:
 
 def test_a_withdrawn_wish_leaves_what_the_router_was_started_with() -> None:
     stage = Stage(WAIT)
-    stage.directory.wish(RoutingWishes("fail", 3.0, 1.0))
+    stage.directory.wish(RoutingWishes(missing_policy="fail", layer_timeout_s=3.0, hedge_after_s=1.0))
     stage.run()
 
     stage.directory.wish(RoutingWishes())

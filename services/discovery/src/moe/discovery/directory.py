@@ -39,7 +39,7 @@ class Snapshot:
     aggregators: tuple[AggregatorReplica, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RoutingWishes:
     """What is wished of routing while routers run; None leaves what a router was started with.
 
