@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from support.cluster.client import Kube, Namespace
-from support.cluster_models import SMALL, START_S, forwarded, model, operator, put_package, until_condition
-from support.discovered import install_definitions
-from support.families import write_package
+from support.cluster_models import forwarded, tiny_model, until_condition
 from support.streams import Clients, request
 
 pytestmark = pytest.mark.timeout(900)
@@ -52,22 +50,9 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    package = write_package("qwen2_moe", tmp_path_factory.mktemp("packages") / "tiny")
-    install_definitions(kube)
-    wishes = {
-        "router": {"resources": SMALL},
-        "aggregator": {"placement": "embedded"},
-        "experts": {"perPod": 4, "resources": SMALL},
-    }
-    with kube.new_namespace(f"reached-{os.getpid()}") as namespace:
-        put_package(namespace, package)
-        with operator(namespace, tmp_path_factory.mktemp("operator")):
-            namespace.apply(model(**wishes))
-            try:
-                until_condition(namespace, "Available", "Serving", patience_s=START_S)
-                yield Served(namespace, kube.kubectl("config", "current-context").strip())
-            finally:
-                print("\n".join(namespace.account()))
+    directory = tmp_path_factory.mktemp("reached")
+    with tiny_model(kube, f"reached-{os.getpid()}", directory, aggregator={"placement": "embedded"}) as namespace:
+        yield Served(namespace, kube.kubectl("config", "current-context").strip())
 
 
 def test_a_model_answers_by_its_name_as_through_a_forwarded_port(served: Served) -> None:

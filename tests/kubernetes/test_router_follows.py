@@ -12,9 +12,7 @@ from dataclasses import dataclass
 import grpc
 import pytest
 from support.cluster.client import Kube, Namespace, wait_until
-from support.cluster_models import SMALL, START_S, forwarded, model, operator, put_package, until_condition
-from support.discovered import install_definitions
-from support.families import write_package
+from support.cluster_models import SMALL, START_S, forwarded, tiny_model, until_condition
 from support.load import Load
 from support.streams import Clients, request
 
@@ -66,25 +64,14 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    package = write_package("qwen2_moe", tmp_path_factory.mktemp("packages") / "tiny")
-    install_definitions(kube)
-    wishes = {
-        "router": {"resources": SMALL},
-        "aggregator": {"resources": SMALL},
-        "experts": {"perPod": 4, "resources": SMALL},
-    }
-    with kube.new_namespace(f"follows-{os.getpid()}") as namespace:
-        put_package(namespace, package)
-        with operator(namespace, tmp_path_factory.mktemp("operator")):
-            namespace.apply(model(**wishes))
-            try:
-                until_condition(namespace, "Available", "Serving", patience_s=START_S)
-                with forwarded(namespace) as address:
-                    clients = Clients(address)
-                    yield Served(namespace, clients)
-                    clients.close()
-            finally:
-                print("\n".join(namespace.account()))
+    directory = tmp_path_factory.mktemp("follows")
+    with (
+        tiny_model(kube, f"follows-{os.getpid()}", directory, aggregator={"resources": SMALL}) as namespace,
+        forwarded(namespace) as address,
+    ):
+        clients = Clients(address)
+        yield Served(namespace, clients)
+        clients.close()
 
 
 def test_a_new_replica_computes_rows_within_a_second_of_being_ready(served: Served) -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from support.cluster import workloads
-from support.cluster.client import Namespace, wait_until
+from support.cluster.client import Kube, Namespace, wait_until
 from support.cluster.errors import ClusterError
+from support.discovered import install_definitions
+from support.families import write_package
 from support.ports import free_port
 
 FOLDER = "demo"
@@ -157,6 +159,26 @@ def forwarded(namespace: Namespace, target: str = "service/demo", port: int = 50
             yield f"127.0.0.1:{found[1]}"
         finally:
             process.terminate()
+
+
+@contextlib.contextmanager
+def tiny_model(kube: Kube, name: str, directory: Path, *, aggregator: Body) -> Iterator[Namespace]:
+    """A namespace of that name with an operator and a model of two groups that answers; says how it stood at the end.
+
+    aggregator: its part of the MoEModel's spec.
+    """
+    package = write_package("qwen2_moe", directory / "tiny")
+    install_definitions(kube)
+    experts = {"perPod": 4, "resources": SMALL}
+    with kube.new_namespace(name) as namespace:
+        put_package(namespace, package)
+        with operator(namespace, directory):
+            namespace.apply(model(router={"resources": SMALL}, aggregator=aggregator, experts=experts))
+            try:
+                until_condition(namespace, "Available", "Serving", patience_s=START_S)
+                yield namespace
+            finally:
+                print("\n".join(namespace.account()))
 
 
 def everything(namespace: Namespace, name: str = "") -> list[str]:
