@@ -31,7 +31,7 @@ Memory<T> allocate(int64_t count) {
 struct Matrix {
   int32_t dtype = 0;
   int64_t out = 0, in = 0, panels = 0, panel_bytes = 0;
-  Memory<char> data;
+  std::shared_ptr<char> data;
   Memory<float> scale, offset;  // [panels * panel], for bytes
 
   bool of_bytes() const { return is_bytes(dtype); }

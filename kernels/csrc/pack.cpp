@@ -2,6 +2,7 @@
 
 #include "errors.h"
 #include "scalars.h"
+#include "weight_memory.h"
 
 namespace {
 
@@ -30,7 +31,7 @@ int32_t pack_matrix(const Variant& variant, const moe_matrix& source, Matrix& ma
   matrix.panels = (source.out + variant.panel - 1) / variant.panel;
   const int64_t depth = variant.depth(source.dtype);
   matrix.panel_bytes = (source.in + depth - 1) / depth * depth * variant.panel * size_of(source.dtype);
-  matrix.data = allocate<char>(matrix.bytes());
+  matrix.data = weight_memory(matrix.bytes());
   if (matrix.of_bytes()) {
     matrix.scale = allocate<float>(matrix.panels * variant.panel);
     matrix.offset = allocate<float>(matrix.panels * variant.panel);
