@@ -15,13 +15,14 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 from benchmarks.document import fenced, publish, require_places
 from benchmarks.end_to_end import workloads
 from benchmarks.end_to_end.answers import NEW, agreement
 from benchmarks.end_to_end.drive import Running
-from benchmarks.end_to_end.engines import PEERS, Engine, Model, deployed, one_process, peer
+from benchmarks.end_to_end.engines import PEERS, WEIGHTS, Engine, Model, deployed, one_process, peer
 from benchmarks.end_to_end.models import NAMES, ensure_model
 from benchmarks.end_to_end.plan import Effort, Remaining, minutes, remaining
 from benchmarks.end_to_end.report import COLUMNS, LOAD_COLUMNS, Result, load_text, results_text
@@ -100,10 +101,9 @@ def _under_load(running: Running, vocabulary: int, effort: Effort, seed: int) ->
 
 
 def _turns(model: Model, chosen: argparse.Namespace) -> Turns:
-    engines = [] if chosen.no_baseline else [one_process(model, chosen.threads)]
-    for placement in chosen.aggregator:
-        for groups in chosen.groups:
-            engines += [deployed(model, chosen.threads, groups, placement, name) for name in chosen.wire]
+    engines = [] if chosen.no_baseline else [one_process(model, chosen.threads, each) for each in chosen.weights]
+    for weights, placement, groups, name in product(chosen.weights, chosen.aggregator, chosen.groups, chosen.wire):
+        engines.append(deployed(model, chosen.threads, groups, placement, name, weights))
     turns = Turns(model, engines)
     for name in chosen.peer:
         try:
@@ -124,6 +124,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--wire", nargs="+", choices=("auto", *WIRES), default=["auto"], help="auto is what moe up takes"
     )
+    parser.add_argument(
+        "--weights", nargs="+", choices=WEIGHTS, default=list(WEIGHTS), help="of our experts; default: both kinds"
+    )
     parser.add_argument("--peer", nargs="*", choices=PEERS, metavar="NAME", help=f"default: all of {', '.join(PEERS)}")
     parser.add_argument("--threads", type=int, default=2, help="of the router, of one process, of a peer")
     parser.add_argument("--workload", nargs="+", choices=workloads.WORKLOADS, default=list(workloads.WORKLOADS))
@@ -141,6 +144,8 @@ def _chosen(argv: Sequence[str] | None) -> argparse.Namespace:
     quick = chosen.quick
     chosen.rounds = chosen.rounds or (1 if quick else 3)
     chosen.requests = chosen.requests or (12 if quick else 40)
+    if quick:
+        chosen.weights = chosen.weights[:1]
     chosen.model = chosen.model or (["S"] if quick else ["S", "M", "demo"])
     if chosen.peer is None:
         chosen.peer = list(_QUICK_PEERS if quick else PEERS)

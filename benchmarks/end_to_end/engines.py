@@ -15,14 +15,16 @@ from benchmarks.wires import AbsentError
 
 _PACKAGE = "benchmarks.end_to_end"
 SEQUENCES, CONTEXT = 16, 1024
+WEIGHTS = {"bf16": "", "int8": ", 8-bit experts"}
+"""What our experts hold, and how an engine's name says so."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What is measured, in every form that an engine takes. gguf: by kind. reference: what it answers."""
+    """What is measured, in every form that an engine takes. packages, gguf: by kind. reference: what it answers."""
 
     name: str
-    package: Path
+    packages: Mapping[str, Path]
     checkpoint: Path
     gguf: Mapping[str, Path]
     vocabulary: int
@@ -39,15 +41,17 @@ class Engine:
     ours: bool = False
 
 
-def one_process(model: Model, threads: int) -> Engine:
-    """Our own path without hops."""
-    return _ours("moe, one process", ("one-process", str(model.package), str(threads)), {})
+def one_process(model: Model, threads: int, weights: str = "bf16") -> Engine:
+    """Our own path without hops. weights: of WEIGHTS."""
+    words = ("one-process", str(model.packages[weights]), str(threads))
+    return _ours(f"moe, one process{WEIGHTS[weights]}", words, {})
 
 
-def deployed(model: Model, threads: int, groups: int, placement: str, wire: str) -> Engine:
+def deployed(model: Model, threads: int, groups: int, placement: str, wire: str, weights: str = "bf16") -> Engine:
     """A deployment of that many groups; the wire is chosen through the environment of its parts."""
-    words = ("deployed", str(model.package), str(threads), "--groups", str(groups), "--aggregator", placement)
-    name = f"moe, {groups} groups, aggregator {placement}"
+    package = str(model.packages[weights])
+    words = ("deployed", package, str(threads), "--groups", str(groups), "--aggregator", placement)
+    name = f"moe, {groups} groups, aggregator {placement}{WEIGHTS[weights]}"
     if wire != "auto":
         name += f", wire {wire}"
     return _ours(name, words, {} if wire == "auto" else {"MOE_WIRE": wire})

@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from moe.models.catalog import find_package
@@ -12,7 +12,9 @@ from moe.models.convert import convert_checkpoint
 from moe.models.demo import write_demo_checkpoint
 from moe.models.demo.build import ADAPTER
 from moe.models.errors import PackageError
-from moe.models.package import Package
+from moe.models.manifest import MANIFEST_NAME
+from moe.models.package import Package, sha256_of_file
+from moe.models.quantise import quantise_package
 
 from benchmarks.checkpoints import SIZES, ensure_checkpoint
 from benchmarks.end_to_end.answers import ensure_reference
@@ -24,8 +26,9 @@ DEMO = "demo"
 NAMES = (*SIZES, DEMO)
 
 
-def ensure_model(name: str, *, gguf: bool) -> Model:
-    """Raises PackageError when the demo model has no package yet. gguf: whether a peer wants it."""
+def ensure_model(name: str, *, gguf: bool, weights: Sequence[str]) -> Model:
+    """Raises PackageError when the demo model has no package yet. gguf: whether a peer wants it. weights: of our
+    experts that are wanted."""
     home = benchmarks_home()
     if name == DEMO:
         package, checkpoint = find_package(DEMO), _demo_checkpoint(home)
@@ -34,7 +37,10 @@ def ensure_model(name: str, *, gguf: bool) -> Model:
         package = _package(f"bench-{name.lower()}", checkpoint, home)
     vocabulary = json.loads((checkpoint / "config.json").read_bytes())["vocab_size"]
     files = _gguf(checkpoint) if gguf else {}
-    return Model(name, package, checkpoint, files, vocabulary, ensure_reference(checkpoint))
+    packages = {"bf16": package}
+    if "int8" in weights:
+        packages["int8"] = _quantised(package, home)
+    return Model(name, packages, checkpoint, files, vocabulary, ensure_reference(checkpoint))
 
 
 def _demo_checkpoint(home: Path) -> Path:
@@ -59,6 +65,18 @@ def _package(name: str, checkpoint: Path, home: Path) -> Path:
         package.parent.mkdir(parents=True, exist_ok=True)
         convert_checkpoint(checkpoint, package, name=name, licence="none", replace=package.exists())
     return package
+
+
+def _quantised(package: Path, home: Path) -> Path:
+    """Made anew when the package is another."""
+    target = home / "packages" / f"{package.name}-int8"
+    done, wanted = target.with_suffix(".source"), sha256_of_file(package / MANIFEST_NAME)
+    if not done.exists() or done.read_text(encoding="ascii") != wanted:
+        print(f"models: quantising {package.name}", file=sys.stderr)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        quantise_package(Package.open(package), target, replace_existing=target.exists())
+        done.write_text(wanted, encoding="ascii")
+    return target
 
 
 def _gguf(checkpoint: Path) -> Mapping[str, Path]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.end_to_end.engines import WEIGHTS
 from benchmarks.figures import paired_ratio, summary
 from benchmarks.tables import number, table
 
@@ -62,12 +63,18 @@ def _absent(results: Sequence[Result]) -> list[str]:
 
 
 def _rows(results: Sequence[Result]) -> list[list[str]]:
-    baseline = next((result for result in results if result.name == BASELINE), None)
+    named = {result.name: result for result in results}
     rows = []
     for result in results:
+        baseline = named.get(BASELINE + _weights(result.name))
         resident, answers = (str(result.facts.get(fact, "-")) for fact in ("resident_mib", "answers"))
         rows.append([*_figures(result, COLUMNS), *_ends(result, baseline), resident, answers])
     return rows
+
+
+def _weights(engine: str) -> str:
+    """How an engine's name says what its experts hold: a tax is taken against the same."""
+    return next((words for words in WEIGHTS.values() if words and engine.endswith(words)), "")
 
 
 def _figures(result: Result, columns: dict[str, str]) -> list[str]:

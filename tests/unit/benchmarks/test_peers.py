@@ -10,7 +10,7 @@ from benchmarks.end_to_end.peers.install import Recipe, kept_requirements, make
 from benchmarks.end_to_end.peers.installer import Installer
 from benchmarks.wires import AbsentError, wire
 
-MODEL = Model("S", Path("package"), Path("checkpoint"), {}, 100, Reference((), ()))
+MODEL = Model("S", {"bf16": Path("package")}, Path("checkpoint"), {}, 100, Reference((), ()))
 
 
 def recipe(install: Callable[[Installer], None], holds: str = "peer==1", free_gb: float = 0.0) -> Recipe:

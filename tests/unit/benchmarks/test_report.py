@@ -4,6 +4,7 @@ import pytest
 
 from benchmarks.document import replaced, require_places
 from benchmarks.end_to_end.__main__ import _places
+from benchmarks.end_to_end.engines import WEIGHTS
 from benchmarks.end_to_end.report import BASELINE, Result, load_text, results_text, tax
 from benchmarks.ffn.shapes import SHAPES
 
@@ -16,6 +17,14 @@ def result(name: str, tokens_s: list[float], per_token_ms: list[float]) -> Resul
 def test_the_tax_is_lost_throughput_and_longer_tokens() -> None:
     one, eight = result(BASELINE, [110.0, 220.0], [10.0, 20.0]), result("moe, 8 groups", [100.0, 200.0], [12.0, 24.0])
     assert tax(eight, one) == ("+10%", "+20%")
+
+
+def test_the_tax_of_quantised_experts_is_taken_against_quantised_ones() -> None:
+    bytes_ = WEIGHTS["int8"]
+    plain, small = result(BASELINE, [100.0], [10.0]), result(BASELINE + bytes_, [200.0], [5.0])
+    shown = results_text([plain, small, result(f"moe, 8 groups{bytes_}", [100.0], [6.0])])
+    assert [cell.strip() for cell in shown.splitlines()[-1].split("|")[6:8]] == ["+100%", "+20%"]
+    assert [cell.strip() for cell in shown.splitlines()[-2].split("|")[6:8]] == ["-", "-"]
 
 
 def test_an_absent_peer_stands_in_the_table_with_its_reason() -> None:

@@ -33,7 +33,9 @@ ANSWER = list(range(20, 20 + NEW))
 @pytest.fixture
 def model() -> Model:
     places = tuple(Place(token, {token: 0.0}) for token in ANSWER)
-    return Model("S", Path("package"), Path("checkpoint"), {}, 100, Reference(PROMPTS, (places,) * len(PROMPTS)))
+    return Model(
+        "S", {"bf16": Path("package")}, Path("checkpoint"), {}, 100, Reference(PROMPTS, (places,) * len(PROMPTS))
+    )
 
 
 def engine(name: str, answer: list[int]) -> Engine:
