@@ -148,6 +148,7 @@ int32_t moe_layer_attend(int32_t variant, const moe_layer* layer, const moe_cach
   const int64_t hidden = layer->hidden, size = way.head_size, element = size_of(cache->dtype);
   const int64_t width = (way.query_heads + 2 * way.key_heads) * size, heads = way.query_heads * cache->value_size;
   const moe_norm &before = layer->before, &after = layer->after;
+  const StayAwake awake(threads);
   if (moe_rms_norm(variant, rows, cache->dtype, n, row_stride, hidden, before.weight, before.epsilon,
                    before.round_first, normed, threads, error, error_size) ||
       moe_project(variant, &way, cache, rotary, normed, hidden, n, slots, ends, projected, threads, error,

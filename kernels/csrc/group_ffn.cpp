@@ -256,6 +256,7 @@ bool run(const Call& call, int64_t n_rows, int64_t n_slots) {
   const int64_t most = fitting < kLeastSlots ? kLeastSlots : fitting;
   Scratch& scratch = Scratch::of_this_thread();
   const int64_t row_bytes = group.formula.hidden * size_of(call.partial_dtype);
+  const StayAwake awake(call.threads);
   bool done = true;
   for (int64_t row = 0, slot = 0; done && row < n_rows;) {
     int64_t slots = 0;

@@ -3,11 +3,37 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
 
 namespace {
+
+// Longer than what one thread does alone between two parts of a call, and than a task of a product at its largest.
+constexpr std::chrono::microseconds kWatch{100};
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Waits until condition() holds, for at most kWatch: whether it does.
+template <class Condition>
+bool watch(const Condition& condition) {
+  constexpr int kPauses = 16;  // between two looks at the clock
+  const auto end = std::chrono::steady_clock::now() + kWatch;
+  do {
+    for (int i = 0; i < kPauses; ++i) {
+      if (condition()) return true;
+      pause();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return false;
+}
 
 struct Job {
   void (*task)(void*, int64_t);
@@ -22,6 +48,8 @@ struct Job {
 
 class Pool {
  public:
+  std::atomic<int32_t> attentive{0};  // calls that have announced more parts
+
   void run(int32_t threads, Job& job) {
     std::unique_lock<std::mutex> only(call_, std::try_to_lock);
     if (!only.owns_lock()) return job.work();
@@ -33,16 +61,20 @@ class Pool {
       }
       job_ = &job;
       wanted_ = threads - 1;
-    }
-    if (threads == 2) {
-      wake_.notify_one();
-    } else {
-      wake_.notify_all();
+      if (sleeping_ == 1) {
+        wake_.notify_one();
+      } else if (sleeping_) {
+        wake_.notify_all();
+      }
     }
     job.work();
+    {
+      std::lock_guard<std::mutex> lock(state_);
+      job_ = nullptr;  // who comes only now finds nothing
+      wanted_ = 0;
+    }
+    if (watch([this] { return active_ == 0; })) return;
     std::unique_lock<std::mutex> lock(state_);
-    job_ = nullptr;  // who wakes only now finds nothing and sleeps on
-    wanted_ = 0;
     idle_.wait(lock, [this] { return active_ == 0; });
   }
 
@@ -50,7 +82,7 @@ class Pool {
   void serve() {
     std::unique_lock<std::mutex> lock(state_);
     for (;;) {
-      wake_.wait(lock, [this] { return wanted_ > 0; });
+      wait_for_job(lock);
       Job* job = job_;
       --wanted_;
       ++active_;
@@ -61,10 +93,26 @@ class Pool {
     }
   }
 
+  void wait_for_job(std::unique_lock<std::mutex>& lock) {
+    bool patient = true;
+    while (wanted_ == 0) {
+      if (attentive > 0 && patient) {
+        lock.unlock();
+        patient = watch([this] { return wanted_ > 0 || attentive == 0; });
+        lock.lock();
+      } else {
+        ++sleeping_;
+        wake_.wait(lock);
+        --sleeping_;
+      }
+    }
+  }
+
   std::mutex call_, state_;
   std::condition_variable wake_, idle_;
   Job* job_ = nullptr;
-  int32_t workers_ = 0, wanted_ = 0, active_ = 0;
+  int32_t workers_ = 0, sleeping_ = 0;
+  std::atomic<int32_t> wanted_{0}, active_{0};  // written under state_
 };
 
 // Never destroyed: its threads may outlive the end of main. A forked child has none of them and starts with a new one.
@@ -86,4 +134,12 @@ void run_tasks(int32_t threads, int64_t tasks, void (*task)(void*, int64_t), voi
   if (threads > tasks) threads = (int32_t)tasks;
   if (threads <= 1) return job.work();
   the_pool().run(threads, job);
+}
+
+StayAwake::StayAwake(int32_t threads) : several_(threads > 1) {
+  if (several_) ++the_pool().attentive;
+}
+
+StayAwake::~StayAwake() {
+  if (several_) --the_pool().attentive;
 }
