@@ -104,7 +104,7 @@ kernels-sanitized: setup ## The C++ kernels' tests with address and undefined-be
 	$(MAKE) --silent -C kernels/csrc CXX="$(CXX)" SANITIZE=1 BUILD=build/sanitized OUT=build/sanitized/libmoe_kernels.so
 	MOE_KERNELS_LIBRARY=$(CURDIR)/$(SANITIZED) LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 $(PYTEST) -q tests/kernels/test_linear.py tests/kernels/test_group_ffn.py \
-	tests/kernels/test_attention.py tests/kernels/test_rms_norm.py tests/kernels/test_projection.py
+	tests/kernels/test_attention.py tests/kernels/test_rms_norm.py tests/kernels/test_projection.py tests/kernels/test_softmax_gate.py
 
 bench: setup ## The tables of docs/performance.md: layer calls, kernels, end to end; hours, BENCH=--quick minutes
 	$(BIN)/python -m benchmarks --into docs/performance.md $(BENCH)

@@ -7,6 +7,7 @@ import torch
 from moe.kernels.attention import backends
 from moe.kernels.rms_norm import RmsNorm
 from moe.models.backbone import TransformersBackbone, UnsupportedBackboneError, load_backbone
+from moe.models.backbone.native_gates import NativeGate
 from moe.models.backbone.native_layers import PlainLayer
 from moe.models.backbone.native_projection import PlainAttention
 from moe.models.contract import PackedBatch, Segment
@@ -59,6 +60,24 @@ def test_whole_layers_are_taken_over_where_norms_are_root_mean_squares(family: s
     # Granite scales its residuals, and PhiMoE's norms are LayerNorm.
     layers = len(backbone.geometry.attention) if family in TAKEN_OVER - {"granitemoe", "phimoe"} else 0
     assert owners(backbone, PlainLayer) == layers
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gates_that_are_softmax_and_choice_are_taken_over_and_choose_the_same(family: str, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(family, tmp_path / "checkpoint", dtype=torch.bfloat16)
+    backbone = load_backbone(checkpoint, linear_kernel="native")
+    taken_over = len(backbone.gates) if family in {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe"} else 0
+    assert owners(backbone, NativeGate) == taken_over
+    for gate in list(backbone.gates.values())[:taken_over]:
+        rows = torch.randn(9, gate.module.hidden_dim, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+        logits, weights, index = gate.module.forward(rows)
+        gate.patches.append(lambda logits: logits)  # the family's own way
+        wanted_logits, wanted_weights, wanted_index = gate.module.forward(rows)
+        assert torch.equal(logits, wanted_logits)
+        # Of equal logits torch takes any, the kernel the lowest id.
+        assert torch.equal(logits.gather(1, index), logits.gather(1, wanted_index))
+        assert weights.dtype == wanted_weights.dtype
+        torch.testing.assert_close(weights, wanted_weights, rtol=2**-7, atol=0.0)
 
 
 def test_a_family_that_clips_its_projections_keeps_its_own_attention(tmp_path: Path) -> None:

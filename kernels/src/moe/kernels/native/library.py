@@ -15,7 +15,7 @@ PATH_VARIABLE = "MOE_KERNELS_LIBRARY"
 """Environment variable that names another build of the library, such as the one with sanitizers."""
 
 PATH = Path(os.environ.get(PATH_VARIABLE) or Path(__file__).with_name("libmoe_kernels.so"))
-ABI = 4
+ABI = 5
 """MOE_KERNELS_ABI of csrc/abi.h that this Python speaks."""
 
 _REMEDY = "build it with `make kernels-native`"
@@ -134,6 +134,7 @@ _PROJECT = (*_WAY, *(c_void_p,) * 3, c_int32)
 _THROUGH = (c_int32, POINTER(LayerStruct), POINTER(CacheStruct), POINTER(RotaryStruct), c_void_p, c_int64, c_int64)
 _LAYER = (*_THROUGH, *(c_void_p,) * 7, c_int32)
 _NORM = (c_int32, c_void_p, c_int32, c_int64, c_int64, c_int64, c_void_p, c_float, c_int32, c_void_p, c_int32)
+_GATE = (c_void_p, c_void_p, c_int32, *(c_int64,) * 4, c_int32, c_void_p, c_void_p, c_int32, c_void_p, c_int32)
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "moe_kernels_abi": (c_int32, ()),
     "moe_variants": (c_int32, ()),
@@ -142,6 +143,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "moe_linear_free": (None, (c_void_p,)),
     "moe_linear_bytes": (c_int64, (c_void_p,)),
     "moe_linear_run": (c_int32, (*_RUN, *_ERROR)),
+    "moe_gate": (c_int32, (*_GATE, *_ERROR)),
     "moe_read_memory": (c_uint64, (c_void_p, c_int64, c_int32)),
     "moe_group_new": (c_int32, (c_int32, POINTER(FfnStruct), POINTER(c_void_p), *_ERROR)),
     "moe_group_add": (c_int32, (c_void_p, c_int32, *(POINTER(MatrixStruct),) * 2, c_void_p, c_void_p, *_ERROR)),

@@ -13,6 +13,7 @@ from moe.models.backbone.geometry import Geometry
 from moe.models.backbone.latent import LatentProjection
 from moe.models.backbone.linears import LinearKernel, LinearReport, pack_linears
 from moe.models.backbone.load import backbone_directory, load_without_experts
+from moe.models.backbone.native_gates import connect_native_gates
 from moe.models.backbone.native_layers import connect_layers
 from moe.models.backbone.native_projection import connect_attention
 from moe.models.backbone.recurrent import find_recurrent, wrap_recurrent
@@ -68,6 +69,7 @@ class TransformersBackbone:
         if self.attention_kernel == "native":
             connect_attention(model, self.linears.packed)
             connect_layers(model)
+            connect_native_gates(self.gates.values())
         # A product that is the same for any number of rows needs no tiles; nor do sums along a row.
         self._tiled = deterministic and not self.linears.invariant
         self.info: BackboneInfo = facts.info(
