@@ -120,7 +120,8 @@ class Cluster:
             response = await self._api.call_api(*prepared, _request_timeout=_TIMEOUT_S)
             raw: bytes = await response.read()  # type: ignore[no-untyped-call]
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ClusterError(0, f"{method} {path.partition('?')[0]}: {error or type(error).__name__}") from error
+            why = str(error) or type(error).__name__
+            raise ClusterError(0, f"{method} {path.partition('?')[0]}: {why}") from error
         if response.status >= 400:
             raise ClusterError(response.status, _message(raw))
         found: Manifest = json.loads(raw)

@@ -68,7 +68,7 @@ async def _run() -> int:
         for line in await install(cluster):
             print(line)
     except (ClusterError, TimeoutError) as error:
-        print(f"the definitions are not brought up to date: {error or 'not served in time'}", file=sys.stderr)
+        print(f"the definitions are not brought up to date: {str(error) or 'not served in time'}", file=sys.stderr)
         return 1
     finally:
         await cluster.close()

@@ -104,7 +104,7 @@ class ClusterClient:
                 finally:
                     _hang_up(answer)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise ApiError(f"{kind.plural}: {error or type(error).__name__}") from error
+            raise ApiError(f"{kind.plural}: {str(error) or type(error).__name__}") from error
 
 
 def _hang_up(answer: "aiohttp.ClientResponse") -> None:

@@ -87,7 +87,7 @@ class ClusterApi:
             what = f"port-forward to pod {pod}"
             raise self._refusal(what, error.status, "refused", _WAY_HINTS) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise CliError(f"{self.site}: port-forward to pod {pod}: {error or type(error).__name__}") from error
+            raise CliError(f"{self.site}: port-forward to pod {pod}: {str(error) or type(error).__name__}") from error
 
     async def _moe(self, plural: str) -> list[Body]:
         path = f"/apis/{names.GROUP}/{names.VERSION}/namespaces/{self.site.namespace}/{plural}"
@@ -106,8 +106,8 @@ class ClusterApi:
             raw: bytes = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise CliError(
-                f"{self.site}: the API server {self._host} does not answer: {error or type(error).__name__}; is the "
-                "cluster up, and the context right?"
+                f"{self.site}: the API server {self._host} does not answer: {str(error) or type(error).__name__}; is "
+                "the cluster up, and the context right?"
             ) from error
         if response.status >= 400:
             raise self._refusal(what, response.status, _message(raw), _HINTS)
