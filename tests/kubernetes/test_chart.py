@@ -205,6 +205,17 @@ def test_switches_make_what_they_say(kube: Kube) -> None:
     assert model["spec"]["imagePullSecrets"] == ["first", "second"]
 
 
+def test_under_the_network_policy_experts_are_dialled_by_their_peers_and_their_metrics_read_by_all(kube: Kube) -> None:
+    """By all: the operator, which reads their load there, and scrapers in any namespace."""
+    rendered = kube.helm("template", "moe", CHART, "--set=networkPolicy.enabled=true")
+    objects = [each for each in yaml.safe_load_all(rendered) if each]
+    policy = next(each for each in objects if each["metadata"]["name"].endswith("-experts"))
+    open_to = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["spec"]["ingress"]}
+    (peers,) = open_to.pop("grpc")
+    assert peers["podSelector"]["matchExpressions"][0]["values"] == ["router", "aggregator"]
+    assert open_to == {"metrics": None}
+
+
 def test_plain_manifests_are_those_of_the_chart(kube: Kube) -> None:
     command = [sys.executable, str(ROOT / "charts/render.py"), "--check", "--helm", str(kube.helm_program)]
     assert subprocess.run(command, capture_output=True, text=True, check=False).stderr == ""

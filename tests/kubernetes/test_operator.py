@@ -117,7 +117,7 @@ def test_kubectl_get_moe_says_how_it_stands(made: Made) -> None:
     assert lines[0] == ["NAME", "EXPERTS", "ROUTERS", "AVAILABLE", "REASON", "AGE"]
     assert lines[1][:5] == [made.name, "0/4", "0/0", "False", "ExpertsMissing"]
     lines = [line.split() for line in made.namespace.kubectl("get", "moeexperts", made.groups[3]).splitlines()]
-    assert lines[0] == ["NAME", "MODEL", "EXPERTS", "READY", "VERSION", "AGE"]
+    assert lines[0] == ["NAME", "MODEL", "EXPERTS", "READY", "VERSION", "LOAD", "AGE"]
     assert lines[1][:4] == [made.groups[3], made.name, "3", "0/0"]
 
 

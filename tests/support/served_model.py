@@ -58,6 +58,13 @@ class Served:
         load.check(self.exact.drawn)
         self.check(self.ask(clients))
 
+    def column(self, name: str) -> dict[str, str]:
+        """A column of `kubectl get moeexperts`, by expert."""
+        table = self.namespace.kubectl("get", "moeexperts").splitlines()
+        begin = table[0].index(name)
+        end = begin + len(name) + len(re.split(r"\S", table[0][begin + len(name) :])[0])
+        return {line.split()[0]: line[begin:end].strip() for line in table[1:]}
+
     def ready(self, expert: str) -> str:
         """As its MoEExpert says: 1/2."""
         return str(self.namespace.get("moeexpert", expert)["status"].get("ready", ""))

@@ -35,13 +35,14 @@ class SmallWorld:
         self.pods: list[Body] = []
         self.claim: Body | None = {"metadata": {"name": "models"}} if claim else None
         self.outdated: tuple[str, ...] = ()
+        self.shares: dict[str, float | None] = {}
         if facts:
             self.model["status"] = {"package": facts}
 
     @property
     def observed(self) -> Observed:
         objects = {ref: slim(body) for ref, body in self.objects.items()}
-        return Observed(self.model, objects, tuple(self.pods), self.claim, self.outdated)
+        return Observed(self.model, objects, tuple(self.pods), self.claim, self.outdated, self.shares)
 
     def decide(self) -> Actions:
         return actions(self.observed, desired(self.observed, IMAGE))
@@ -103,6 +104,14 @@ class SmallWorld:
                 "status": {"conditions": list(conditions), "containerStatuses": [status]},
             }
         )
+
+    def add_ready_expert(self, name: str, group: str, *, ready: bool = True) -> Body:
+        """A pod that a reading can be taken of, or none while it is not ready; its uid is its name."""
+        self.add_pod(name, "expert", group, conditions=({"type": "Ready", "status": str(ready)},))
+        pod = self.pods[-1]
+        pod["metadata"]["uid"] = name
+        pod["status"]["podIP"] = f"10.0.0.{len(self.pods)}"
+        return pod
 
     def roll_out(self, *but: str) -> None:
         """All Deployments but those become what their specs say."""

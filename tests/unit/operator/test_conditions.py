@@ -156,6 +156,7 @@ def test_a_pod_that_finds_no_node_says_what_the_scheduler_says():
     world.settle()
     unscheduled = {
         "type": "PodScheduled",
+        "status": "False",
         "reason": "Unschedulable",
         "message": "0/1 nodes: Insufficient nvidia.com/gpu.",
     }

@@ -18,6 +18,8 @@ from moe.operator.cluster import Cluster, ClusterError
 from moe.operator.executor import Executor
 from moe.operator.handlers import kopf_settings, registry_of
 from moe.operator.lease import Lease
+from moe.operator.load_rounds import LoadRounds
+from moe.operator.meter import page_meter
 from moe.operator.metrics import LEADING
 from moe.operator.pages import serve_pages
 from moe.operator.reconciler import Reconciler
@@ -81,6 +83,7 @@ async def _act(cluster: Cluster, settings: Settings, lease: Lease, world: World,
     stopping = asyncio.create_task(stop.wait())
     guarding = asyncio.create_task(watch_over(cluster, world, settings.namespace))
     renewing = asyncio.create_task(_follow_definitions(cluster, world, reconciler))
+    measuring = asyncio.create_task(_measure_loads(world, reconciler))
     watching = asyncio.create_task(
         kopf.operator(
             registry=registry_of(world, reconciler),
@@ -94,11 +97,16 @@ async def _act(cluster: Cluster, settings: Settings, lease: Lease, world: World,
     done, _ = await asyncio.wait({watching, keeping, stopping, guarding}, return_when=asyncio.FIRST_COMPLETED)
     ended.set()
     outcome = (await asyncio.gather(watching, return_exceptions=True))[0]
-    for each in (keeping, stopping, guarding, renewing):
+    for each in (keeping, stopping, guarding, renewing, measuring):
         each.cancel()
     if isinstance(outcome, BaseException):
         logger.error("watching has failed", exc_info=outcome)
     return 1 if done & {keeping, guarding} or isinstance(outcome, BaseException) else 0
+
+
+async def _measure_loads(world: World, reconciler: Reconciler) -> None:
+    async with page_meter() as meter:
+        await LoadRounds(world, meter, reconciler.look_at).keep()
 
 
 async def _know_definitions(cluster: Cluster, world: World) -> None:

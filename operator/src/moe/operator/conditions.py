@@ -15,6 +15,7 @@ from typing import Literal
 
 from moe.operator.desired import Desired
 from moe.operator.kinds import Ref
+from moe.operator.load import load_of
 from moe.operator.naming import (
     ROUTER_PORT,
     aggregator_name,
@@ -31,8 +32,9 @@ from moe.operator.observed import (
     inspection_of,
     owned_by,
     pod_problem,
+    written,
 )
-from moe.operator.resources import Condition, ExpertStatus, ModelStatus, PackageFacts, read
+from moe.operator.resources import Condition, ExpertStatus, ModelStatus, PackageFacts
 
 Answer = Literal["True", "False", "Unknown"]
 _LONGEST = 1024
@@ -98,11 +100,12 @@ def model_status(observed: Observed, wanted: Desired, failures: Mapping[Ref, str
 
 def expert_status(observed: Observed, body: Body, facts: PackageFacts | None, now: str) -> ExpertStatus:
     """The status of a MoEExpert."""
-    before = read(ExpertStatus, body.get("status") or {})
+    before, ours = written(body), owned_by(body, observed.uid)
     name, spec = str(body["metadata"]["name"]), expert_spec(body)
     part = _part(observed, "expert", name, group=name)
     ready = part.rollout.ready
-    answer = _group_available(part, spec.replicas) if owned_by(body, observed.uid) else _not_planned(observed)
+    answer = _group_available(part, spec.replicas) if ours else _not_planned(observed)
+    load = load_of(observed, name, before.load_percent) if ours else None
     labels = selector(observed.name, "expert", name)
     generation = int(body["metadata"].get("generation", 0))
     return ExpertStatus(
@@ -112,6 +115,8 @@ def expert_status(observed: Observed, body: Body, facts: PackageFacts | None, no
         ready=f"{ready}/{spec.replicas}",
         experts=in_short(spec.experts),
         version=facts.digest[:12] if facts else "",
+        load="" if load is None else f"{load}%",
+        load_percent=load,
         selector=",".join(f"{key}={value}" for key, value in sorted(labels.items())),
         conditions=_settled((answer,), before.conditions, generation, now),
     )
@@ -119,7 +124,7 @@ def expert_status(observed: Observed, body: Body, facts: PackageFacts | None, no
 
 def stray_status(body: Body, now: str) -> ExpertStatus:
     """The status of a MoEExpert whose model is not there."""
-    before = read(ExpertStatus, body.get("status") or {})
+    before = written(body)
     spec, generation = expert_spec(body), int(body["metadata"].get("generation", 0))
     text = f"there is no MoEModel {spec.model} in this namespace; make it, and it makes its own expert groups"
     return replace(
@@ -127,6 +132,8 @@ def stray_status(body: Body, now: str) -> ExpertStatus:
         observed_generation=generation,
         ready=f"0/{spec.replicas}",
         experts=in_short(spec.experts),
+        load="",
+        load_percent=None,
         conditions=_settled((_condition("Available", "False", "NoModel", text),), before.conditions, generation, now),
     )
 

@@ -22,6 +22,12 @@ LOOKS = Counter(
     registry=REGISTRY,
 )
 LOOK_SECONDS = Histogram("moe_operator_look_seconds", "Time that one look at a model takes.", registry=REGISTRY)
+LOAD_READINGS = Counter(
+    "moe_operator_load_readings_total",
+    "Readings of expert pods' busy time, by outcome: read, failed.",
+    ["outcome"],
+    registry=REGISTRY,
+)
 LEADING = Gauge("moe_operator_leading", "1 while this operator holds the Lease.", registry=REGISTRY)
 MODELS = Gauge("moe_operator_models", "Models known.", registry=REGISTRY)
 DEFINITIONS_CURRENT = Gauge(

@@ -44,6 +44,9 @@ REPLICAS_MANAGER = "moe-operator-replicas"
 
 ROUTER_PORT, EXPERT_PORT, AGGREGATOR_PORT = 50051, 50052, 50053
 METRICS_PORT = 9090
+EXPERT_BUSY_METRIC = "moe_expert_busy_seconds_total"
+"""On an expert's metrics page: seconds that it has computed since its start, as moe.runtime has it."""
+
 GRPC_PORT_NAME, METRICS_PORT_NAME = "grpc", "metrics"
 
 PACKAGE_PATH = "/package"

@@ -7,7 +7,7 @@ from typing import Any
 
 from moe.operator.kinds import Ref
 from moe.operator.naming import COMPONENT_LABEL, CONVERSION_ANNOTATION, GROUP_LABEL, conversion_name
-from moe.operator.resources import ExpertSpec, ModelSpec, ModelStatus, PackageFacts, read
+from moe.operator.resources import ExpertSpec, ExpertStatus, ModelSpec, ModelStatus, PackageFacts, read
 
 Body = Mapping[str, Any]
 
@@ -16,7 +16,8 @@ Body = Mapping[str, Any]
 class Observed:
     """One model and everything that belongs to it.
 
-    objects: by kind and name; claim: the package's, if there is one; outdated: definitions older than the operator.
+    objects: by kind and name; claim: the package's, if there is one; outdated: definitions older than the operator;
+    shares: of pods, as `moe.operator.load.Shares` has them.
     """
 
     model: Body
@@ -24,6 +25,7 @@ class Observed:
     pods: tuple[Body, ...] = ()
     claim: Body | None = None
     outdated: tuple[str, ...] = ()
+    shares: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -140,6 +142,14 @@ _WAITING = {
 _PULLING = {"ErrImagePull", "ImagePullBackOff"}
 
 
+def serving(pod: Body) -> bool:
+    """Whether a pod is ready, has an address and is not on its way out."""
+    status = pod.get("status") or {}
+    answers = {each["type"]: each["status"] for each in status.get("conditions", ())}
+    leaving = "deletionTimestamp" in pod["metadata"]
+    return answers.get("Ready") == "True" and bool(status.get("podIP")) and not leaving
+
+
 def pod_problem(pod: Body) -> str:
     """What keeps a pod from running, in a sentence; empty for nothing that time alone won't settle."""
     name, status = pod["metadata"]["name"], pod.get("status") or {}
@@ -242,6 +252,11 @@ def _report(code: int, message: str) -> Inspection:
 def expert_spec(body: Body) -> ExpertSpec:
     """The wishes of a MoEExpert."""
     return read(ExpertSpec, body["spec"])
+
+
+def written(body: Body) -> ExpertStatus:
+    """The status of a MoEExpert as it was written last."""
+    return read(ExpertStatus, body.get("status") or {})
 
 
 def owned_by(body: Body, uid: str) -> bool:

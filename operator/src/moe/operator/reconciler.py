@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from datetime import UTC, datetime
-from typing import Any
 
 from moe.operator.cluster import ClusterError
 from moe.operator.conditions import expert_status, model_status, stray_status, transitions
@@ -17,9 +16,9 @@ from moe.operator.desired import actions, desired
 from moe.operator.executor import Executor
 from moe.operator.kinds import EXPERT, MODEL, Ref
 from moe.operator.metrics import LOOK_SECONDS, LOOKS, MODELS
-from moe.operator.observed import Body
+from moe.operator.observed import Body, written
 from moe.operator.planner import Backoff
-from moe.operator.resources import ExpertStatus, ModelStatus, read, write
+from moe.operator.resources import ExpertStatus, ModelStatus, write
 from moe.operator.world import ModelKey, World
 
 logger = logging.getLogger("moe.operator")
@@ -135,19 +134,19 @@ class Reconciler:
         await self._publish(observed.model, status, observed.status, Ref(MODEL.name, observed.name), now)
         experts = [(body, expert_status(observed, body, wanted.facts, now)) for body in observed.of_kind(EXPERT.name)]
         await self._executor.together(self._publish_expert(body, status, now) for body, status in experts)
-        return changed or any(status != _written(body) for body, status in experts)
+        return changed or any(status != written(body) for body, status in experts)
 
     async def _tell_strays(self, key: ModelKey) -> bool:
         now, changed = _now(), False
         for body in self._world.experts(key):
             if "deletionTimestamp" not in body["metadata"] and not body["metadata"].get("ownerReferences"):
                 status = stray_status(body, now)
-                changed |= status != _written(body)
+                changed |= status != written(body)
                 await self._publish_expert(body, status, now)
         return changed
 
     async def _publish_expert(self, body: Body, status: ExpertStatus, now: str) -> None:
-        await self._publish(body, status, _written(body), Ref(EXPERT.name, body["metadata"]["name"]), now)
+        await self._publish(body, status, written(body), Ref(EXPERT.name, body["metadata"]["name"]), now)
 
     async def _publish(
         self,
@@ -160,15 +159,9 @@ class Reconciler:
         """Writes a status that differs from what was written before, and the events of that."""
         if status == before:
             return
-        written: dict[str, Any] = write(status)
-        await self._executor.write_status(body, written)
+        await self._executor.write_status(body, write(status))
         for transition in transitions(about, before.conditions, status.conditions):
             await self._executor.tell(transition, body, now)
-
-
-def _written(body: Body) -> ExpertStatus:
-    """The status of a MoEExpert as it was written last."""
-    return read(ExpertStatus, body.get("status") or {})
 
 
 def _now() -> str:

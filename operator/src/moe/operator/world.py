@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from moe.operator.difference import slim
 from moe.operator.kinds import CLAIM, EXPERT, MODEL, POD, Ref, ref_of
+from moe.operator.load import Shares
 from moe.operator.manifests import Manifest
 from moe.operator.naming import MODEL_LABEL
 from moe.operator.observed import Observed
@@ -22,10 +23,14 @@ class ModelKey(NamedTuple):
 
 
 class World:
-    """Used from one event loop. outdated: names of the cluster's definitions that are older than the operator."""
+    """Used from one event loop. outdated: names of the cluster's definitions that are older than the operator.
+
+    shares: how busy pods are, as the last round of readings found.
+    """
 
     def __init__(self) -> None:
         self.outdated: tuple[str, ...] = ()
+        self.shares: Shares = {}
         self._models: dict[ModelKey, Manifest] = {}
         self._objects: dict[ModelKey, dict[Ref, Manifest]] = {}
         self._claims: dict[ModelKey, Manifest] = {}
@@ -68,7 +73,7 @@ class World:
         objects = {ref: body for ref, body in held.items() if ref.kind != POD.name}
         pods = tuple(body for ref, body in sorted(held.items()) if ref.kind == POD.name)
         claim = self._claims.get(ModelKey(key.namespace, model["spec"]["package"]["claim"]))
-        return Observed(model, objects, pods, claim, self.outdated)
+        return Observed(model, objects, pods, claim, self.outdated, self.shares)
 
     def has_seen(self, body: Mapping[str, Any]) -> bool:
         """Whether an object's wishes are known as they are there, or newer ones."""

@@ -60,6 +60,7 @@ _EXPERT_COLUMNS = (
     Column("Experts", ".status.experts", "Ids of its experts."),
     Column("Ready", ".status.ready", "Ready pods, of those wished."),
     Column("Version", ".status.version", "Version of its weights."),
+    Column("Load", ".status.load", "How busy its ready pods are, on average."),
     Column("Reason", _condition("Available") + ".reason", "Why it is or is not available.", priority=1),
     _AGE,
 )

@@ -47,6 +47,19 @@ class ExpertStatus:
     version: str = described(
         "Version of the weights: the first digits of the package's digest.", default="", longest=64
     )
+    load: str = described(
+        "Part of the last half minute in which it computed, the mean of the ready pods that could be read: 35%. Empty "
+        "when none could be.",
+        default="",
+        longest=8,
+    )
+    load_percent: int | None = described(
+        "The same as a number, for programs; absent when no pod could be read. It stays until the load has moved by "
+        "three points.",
+        default=None,
+        minimum=0,
+        maximum=100,
+    )
     selector: str = described("Label selector of the pods, for autoscalers.", default="", longest=512)
     conditions: tuple[Condition, ...] = described("What is so and why.", default=(), most=16, list_key="type")
 
