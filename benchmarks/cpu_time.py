@@ -1,11 +1,12 @@
-"""CPU time of processes, exact to the nanosecond where the kernel keeps it.
+"""CPU time of processes, exact to the nanosecond where the kernel keeps it, and context switches.
 
 /proc/PID/stat counts in ticks of 10 ms, which is the length of a hundred layer calls; schedstat counts nanoseconds, a
 thread at a time. A thread that ends between two readings takes its share along: measure processes whose threads live.
 """
 
 from collections.abc import Iterable
-from pathlib import Path
+
+from benchmarks.threads import of_each_thread
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
@@ -14,13 +15,13 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def _process_seconds(pid: int) -> float:
-    folder = Path(f"/proc/{pid}/task")
-    if not folder.is_dir():
-        raise ProcessLookupError(f"process {pid} has ended while it was measured")
-    nanoseconds = 0
-    for task in folder.iterdir():
-        try:
-            nanoseconds += int((task / "schedstat").read_text(encoding="ascii").split()[0])
-        except (FileNotFoundError, ProcessLookupError):  # the thread has ended since the listing
-            continue
-    return nanoseconds / 1e9
+    return sum(int(text.split()[0]) for text in of_each_thread(pid, "schedstat")) / 1e9
+
+
+def context_switches(pids: Iterable[int]) -> int:
+    """That all threads of the processes have made so far, given up and taken away. Raises as `cpu_seconds`."""
+    total = 0
+    for pid in pids:
+        for text in of_each_thread(pid, "status"):
+            total += sum(int(line.split()[1]) for line in text.splitlines() if "ctxt_switches" in line)
+    return total

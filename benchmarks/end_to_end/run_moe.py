@@ -24,6 +24,7 @@ from moe.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from moe.runtime.server_settings import client_options
 
 from benchmarks.end_to_end.protocol import Request, Talk, run_engine
+from benchmarks.memory import pss_bytes
 from benchmarks.processes import processes
 
 _SPIN = {"GOMP_SPINCOUNT": "3000", "MALLOC_ARENA_MAX": "1", "HF_HUB_OFFLINE": "1"}
@@ -75,16 +76,6 @@ def _fail_loudly(future: "Future[None]") -> None:
         os._exit(1)  # the parent sees the end and says so; a lost request must not look like a slow one
 
 
-def memory_bytes(pids: Sequence[int]) -> int:
-    """Proportional set size of processes."""
-    total = 0
-    for pid in pids:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
-            if line.startswith("Pss:"):
-                total += int(line.split()[1]) * 1024
-    return total
-
-
 def _start(words: Sequence[str], talk: Talk) -> None:
     mode, package, threads, *more = words
     with tempfile.TemporaryDirectory(prefix="moe-bench-") as folder:
@@ -131,7 +122,7 @@ def _deployed(package: str, threads: str, more: Sequence[str], folder: Path, add
 
 def _serve(address: str, talk: Talk, pids: Sequence[int]) -> None:
     client = _Client(address, talk)
-    talk.ready(processes=len(pids), resident_mib=round(memory_bytes(pids) / 2**20))
+    talk.ready(processes=len(pids), resident_mib=round(pss_bytes(pids) / 2**20))
     while (came := talk.take(wait=True)) is not None:
         for request in came:
             client.submit(request)

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -28,7 +27,7 @@ from moe.wire.port import MissingPolicy
 from moe.wire.settings import CombinerLimits, WireSettings
 
 from benchmarks.alone import FixedDirectory
-from benchmarks.cpu_time import cpu_seconds
+from benchmarks.cpu_time import context_switches, cpu_seconds
 from benchmarks.end_to_end.one_process import local_calls
 from benchmarks.figures import median
 from benchmarks.processes import Processes
@@ -96,22 +95,13 @@ class _Watched:
     def take(self) -> None:
         """Now."""
         parts, kernel_s = _stats(self._endpoints)
-        mine = Reading(cpu_seconds([os.getpid()]), _switches([os.getpid()]))
-        self.taken.append((mine, Reading(cpu_seconds(self._pids), _switches(self._pids), parts, kernel_s)))
+        mine = Reading(cpu_seconds([os.getpid()]), context_switches([os.getpid()]))
+        self.taken.append((mine, Reading(cpu_seconds(self._pids), context_switches(self._pids), parts, kernel_s)))
 
     def per_call(self, calls: int) -> tuple[PerCall, PerCall]:
         """Of the router and of the experts."""
         (mine, theirs), (mine_after, theirs_after) = self.taken[-2:]
         return mine_after.since(mine, calls), theirs_after.since(theirs, calls)
-
-
-def _switches(pids: Sequence[int]) -> int:
-    total = 0
-    for pid in pids:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            lines = (task / "status").read_text(encoding="ascii").splitlines()
-            total += sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
-    return total
 
 
 def _stats(endpoints: Sequence[str]) -> tuple[int, float]:
