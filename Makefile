@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 PARALLEL ?= 2
 MYPY_TARGETS := $(wildcard services/*/src) kernels/src operator/src proto/generate.py charts/render.py charts/previous.py tests/support/cluster
 
-.PHONY: help setup kernels-native wire-native wire-rust kernels-selfcheck kernels-sanitized demo test check lint format types imports proto proto-check manifests lock unit kernels bench bench-peers bench-ffn exactness integration e2e kubernetes cluster cluster-down families image clean
+.PHONY: help setup kernels-native wire-native wire-rust fuzz kernels-selfcheck kernels-sanitized demo test check lint format types imports proto proto-check manifests lock unit kernels bench bench-peers bench-ffn exactness integration e2e kubernetes cluster cluster-down families image clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -88,6 +88,15 @@ wire-rust: ## The native wire without Python: rustfmt, clippy, cargo test (nothi
 	@if command -v cargo >/dev/null; then cd $(WIRE) && export $(CARGO) PYO3_PYTHON=$(abspath $(BIN))/python && \
 	cargo fmt --check && cargo clippy --quiet --locked --all-targets --features python -- -D warnings && cargo test --quiet --locked; \
 	else echo "wire-rust: no Rust toolchain (cargo); skipped"; fi
+
+FUZZ_SECONDS ?= 600
+FUZZING := CARGO_TARGET_DIR=$${CARGO_TARGET_DIR:-$(CURDIR)/.cache/cargo-fuzz} cargo +nightly fuzz
+fuzz: ## Fuzz what reads a peer's bytes in the native wire, for FUZZ_SECONDS on one core (nightly Rust, cargo-fuzz)
+	@cargo +nightly --version >/dev/null 2>&1 || { echo "fuzz: no nightly Rust, which the sanitizers need: rustup toolchain install nightly --profile minimal (without: the README of $(WIRE))"; exit 1; }
+	@cargo fuzz --version >/dev/null 2>&1 || { echo "fuzz: no cargo-fuzz: cargo install --locked cargo-fuzz"; exit 1; }
+	cd $(WIRE) && $(CARGO) cargo run --quiet --locked --release --example fuzz_frames -- --seeds fuzz/seeds
+	@mkdir -p $(WIRE)/fuzz/corpus/frames
+	cd $(WIRE) && $(FUZZING) run frames fuzz/corpus/frames fuzz/seeds -- -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -print_final_stats=1
 
 unit: setup ## Unit tests
 	$(PYTEST) -n $(PARALLEL) --dist loadgroup tests/unit

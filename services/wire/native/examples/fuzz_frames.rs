@@ -4,10 +4,13 @@
 //!     cargo run --example fuzz_frames -- --seeds DIRECTORY
 //!
 //! Every round is a number from which its input follows, so a failure names the round that shows it again. The second form
-//! writes the good inputs, for cargo fuzz to begin with.
+//! writes the good inputs for cargo fuzz to begin with: those made by hand, and what real ends of the wire say to each
+//! other.
 
 #[path = "../fuzz/harness.rs"]
 mod harness;
+#[path = "../fuzz/recorded.rs"]
+mod recorded;
 
 use std::time::{Duration, Instant};
 
@@ -19,9 +22,8 @@ fn main() {
         Some("--seeds") => {
             let place = std::path::Path::new(arguments.get(1).expect("a directory"));
             std::fs::create_dir_all(place).expect("a directory");
-            for (number, seed) in harness::seeds().into_iter().enumerate() {
-                std::fs::write(place.join(format!("seed-{number}")), seed).expect("a file");
-            }
+            write(place, "made", harness::seeds());
+            write(place, "recorded", recorded::inputs());
         }
         seconds => {
             let seconds = seconds.map_or(Ok(10.0), str::parse).expect("seconds");
@@ -31,6 +33,15 @@ fn main() {
                 .expect("a number");
             run(Duration::from_secs_f64(seconds), first);
         }
+    }
+}
+
+/// Each has to pass the harness, as the fuzzer would find first of all.
+fn write(place: &std::path::Path, name: &str, seeds: Vec<Vec<u8>>) {
+    println!("{} seeds {name}", seeds.len());
+    for (number, seed) in seeds.into_iter().enumerate() {
+        harness::read(&seed);
+        std::fs::write(place.join(format!("{name}-{number}")), seed).expect("a file");
     }
 }
 

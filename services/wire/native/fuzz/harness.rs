@@ -17,8 +17,8 @@ use moe_wire_native::api::aggregator::{
     CombineResponse, Hello, MissingPolicy, Plan, PlannedPart,
 };
 use moe_wire_native::api::expert::{
-    collect_response, CollectRequest, CollectResponse, DispatchRequest, DispatchResponse, Partial,
-    Receipt,
+    collect_response, dispatch_response::Kind as Word, CollectRequest, CollectResponse,
+    DispatchRequest, DispatchResponse, Partial, Receipt,
 };
 use moe_wire_native::api::tensor::{Dtype, Tensor};
 use moe_wire_native::codec::Proto;
@@ -26,14 +26,16 @@ use moe_wire_native::combiner::{self, Combiner, Event, Key};
 use moe_wire_native::expert::accept::read_dispatch;
 use moe_wire_native::expert::kernel::{compute, Kernel};
 use moe_wire_native::expert::Limits;
+use moe_wire_native::ledger::{Kind, Ledger};
 use moe_wire_native::queue::Queue;
+use moe_wire_native::router::failure_of;
 use moe_wire_native::tensors::{int32_message, item_size, Rows};
 use prost::Message;
 use tonic::codec::{Codec, Streaming};
 
-const HIDDEN: usize = 4;
-const LAYER: u32 = 1;
-const EXPERTS: [i32; 3] = [2, 5, 7];
+pub const HIDDEN: usize = 4;
+pub const LAYER: u32 = 1;
+pub const EXPERTS: [i32; 3] = [2, 5, 7];
 const LONGEST: usize = 1 << 16;
 
 /// Reads one input. Panics when something that was checked is not as the check says.
@@ -51,7 +53,7 @@ pub fn read(input: &[u8]) {
         2 => decode::<CombineResponse>(body())
             .into_iter()
             .for_each(answered),
-        3 => drop(decode::<DispatchResponse>(body())),
+        3 => receipts(body()),
         4 => drop(decode::<CollectRequest>(body())),
         _ => parts_alone(body()),
     }
@@ -95,15 +97,20 @@ fn decode<M: Message + Default + Send + 'static>(body: Body) -> Vec<M> {
     }
 }
 
-fn dispatches(body: Body) {
-    let limits = Limits {
+/// Of an expert that holds all three.
+pub fn limits() -> Limits {
+    Limits {
         hidden: HIDDEN,
         dtype: Dtype::Bfloat16,
         experts_by_layer: BTreeMap::from([(LAYER, EXPERTS.to_vec())]),
         max_rows: 64,
         max_queued_rows: 100,
         max_batch_rows: 50,
-    };
+    }
+}
+
+fn dispatches(body: Body) {
+    let limits = limits();
     let mut queue = Queue::new(limits.max_queued_rows, limits.max_batch_rows);
     for message in decode::<DispatchRequest>(body) {
         if let Ok(item) = read_dispatch(message, &limits, LONGEST, 1.0, 7) {
@@ -134,7 +141,7 @@ fn dispatches(body: Body) {
 }
 
 /// Takes everything that the C entry may take, and writes all that it must write.
-unsafe extern "C" fn checked(
+pub unsafe extern "C" fn checked(
     _handle: *const c_void,
     rows: *const c_void,
     n_rows: i64,
@@ -175,7 +182,7 @@ unsafe extern "C" fn checked(
     0
 }
 
-fn bounds() -> combiner::Limits {
+pub fn bounds() -> combiner::Limits {
     combiner::Limits {
         open_calls: 8,
         answer_bytes: 1 << 14,
@@ -289,6 +296,37 @@ fn answered(message: CombineResponse) {
     }
 }
 
+/// Receipts of two parts that were sent to one expert: each part fails once at most, whatever is said of it.
+fn receipts(body: Body) {
+    const AT: &str = "unix:/e0";
+    let mut ledger = Ledger::default();
+    ledger.sent(0, AT, None);
+    ledger.sent(1, AT, None);
+    let mut failed = vec![];
+    for message in decode::<DispatchResponse>(body) {
+        match message.kind {
+            Some(Word::Opened(opened)) => {
+                ledger.opened(AT, &opened.instance);
+                failed.extend(ledger.source_lost(&opened.instance, "its stream broke"));
+            }
+            Some(Word::Receipt(receipt)) => {
+                let part = receipt.part;
+                failed.extend(ledger.receipt(AT, part, failure_of(receipt, AT)));
+            }
+            None => {}
+        }
+    }
+    failed.extend(ledger.stream_lost(AT, Kind::StreamLost, "it is gone"));
+    let mut parts: Vec<u32> = failed.iter().map(|failure| failure.part).collect();
+    parts.sort_unstable();
+    assert!(
+        parts.len() <= 2 && parts.iter().all(|part| *part < 2),
+        "{parts:?}"
+    );
+    assert!(parts.windows(2).all(|pair| pair[0] != pair[1]), "{parts:?}");
+    assert!(failed.iter().all(|failure| failure.retry_after_s >= 0.0));
+}
+
 fn bytes_of(values: &[f32]) -> Bytes {
     values
         .iter()
@@ -390,11 +428,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
             3,
             64,
             &[DispatchResponse {
-                kind: Some(
-                    moe_wire_native::api::expert::dispatch_response::Kind::Receipt(
-                        Receipt::default(),
-                    ),
-                ),
+                kind: Some(Word::Receipt(Receipt::default())),
             }],
         ),
         input(

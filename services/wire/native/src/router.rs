@@ -903,7 +903,7 @@ impl End<CombineResponse> for AggregatorEnd {
 }
 
 /// The failure that a receipt reports; None when the part was pushed. An unknown status is a failure.
-fn failure_of(receipt: Receipt, endpoint: &str) -> Option<Failure> {
+pub fn failure_of(receipt: Receipt, endpoint: &str) -> Option<Failure> {
     let kind = match PartStatus::try_from(receipt.status) {
         Ok(PartStatus::Pushed) => return None,
         Ok(PartStatus::Overloaded) => Kind::Overloaded,
