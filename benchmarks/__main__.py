@@ -44,6 +44,7 @@ def steps(*, quick: bool) -> list[Step]:
         words = ("--quick",)
         return [
             Step("layer calls", ("benchmarks.layer_call", *words), 60),
+            Step("memory over many layer calls", ("benchmarks.soak", "--calls", "20000"), 15),
             Step("a router's step", ("benchmarks.router_step", *words), 30, into=False),
             Step("experts' kernels", ("benchmarks.ffn", *words), 60),
             Step("end to end", ("benchmarks.end_to_end", *words), 240),
@@ -54,6 +55,7 @@ def steps(*, quick: bool) -> list[Step]:
     whole = _end_to_end_s(_WHOLE, _OURS, _PEERS, Effort())
     return [
         Step("layer calls", ("benchmarks.layer_call",), 420),
+        Step("memory over a million layer calls", ("benchmarks.soak",), 200),
         Step("a router's step", ("benchmarks.router_step",), 60, into=False),
         *shapes,
         Step("end to end, experts grow", ("benchmarks.end_to_end", *grow), growing),

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import torch
 from moe.aggregator.hosting import combiner_for
 from moe.router.dispatch import plan_parts
@@ -35,7 +36,7 @@ from benchmarks.wires import WIRES, AbsentError, wire
 
 EXPERTS, TOPK, HIDDEN = 16, 2, 1024
 _CALLS = {1: 400, 16: 300, 256: 80, 2048: 16}
-_WARM_UP_S, _ROUND_S, _TIMEOUT_S = 0.3, 1.5, 20.0
+_WARM_UP_S, _ROUND_S, TIMEOUT_S = 0.3, 1.5, 20.0
 _COLD_BYTES, _COLD_S = 8 << 20, 0.0006
 _PLANS = 8
 PLACES = ("router", "process")
@@ -68,39 +69,44 @@ class Cost:
 
 
 class Rig:
-    """The expert processes, perhaps an aggregator, and a router's wire, of one implementation."""
+    """The expert processes, perhaps an aggregator, and a router's wire, of one implementation.
+
+    parts: process ids by name, `router` (this one), `expert 0` and on, `aggregator` where it is a process.
+    """
 
     def __init__(self, name: str, groups: int, aggregator: str, started: Processes) -> None:
         actors = wire(name)
-        self._started = started
         tag = f"{name}-{groups}-{aggregator}"
-        self._part_of = torch.arange(EXPERTS, dtype=torch.int32).remainder(groups).numpy()
-        self._endpoints = [f"unix:{started.folder}/{tag}-e{group}.sock" for group in range(groups)]
-        for group, endpoint in enumerate(self._endpoints):
+        self.part_of_expert = tuple(expert % groups for expert in range(EXPERTS))
+        self._part_of = np.array(self.part_of_expert, dtype=np.int32)
+        self.endpoints = tuple(f"unix:{started.folder}/{tag}-e{group}.sock" for group in range(groups))
+        self.parts = {"router": os.getpid()}
+        for group, endpoint in enumerate(self.endpoints):
             held = ",".join(str(expert) for expert in range(EXPERTS) if expert % groups == group)
             words = ["expert", "--wire", name, "--listen", endpoint, "--experts", held, "--hidden", str(HIDDEN)]
-            started.start(f"{tag}-e{group}", "benchmarks.null_part", words)
-        for group, endpoint in enumerate(self._endpoints):
+            self.parts[f"expert {group}"] = started.start(f"{tag}-e{group}", "benchmarks.null_part", words)
+        for group, endpoint in enumerate(self.endpoints):
             started.wait_ready(f"{tag}-e{group}", endpoint)
-        self._aggregator = None
+        self.aggregator: str | None = None
         if aggregator == "process":
-            self._aggregator = f"unix:{started.folder}/{tag}-a.sock"
-            words = ["aggregator", "--wire", name, "--listen", self._aggregator]
-            started.start(f"{tag}-a", "benchmarks.null_part", [*words, "--collect", ",".join(self._endpoints)])
-            started.wait_ready(f"{tag}-a", self._aggregator)
-        inside = None if self._aggregator else combiner_for(actors, CombinerLimits())
-        self._wire: RouterWire = actors.router("router-0", combiner=inside, settings=WireSettings())
-        self._wire.set_endpoints(self._endpoints, [self._aggregator] if self._aggregator else [])
+            self.aggregator = f"unix:{started.folder}/{tag}-a.sock"
+            words = ["aggregator", "--wire", name, "--listen", self.aggregator]
+            words += ["--collect", ",".join(self.endpoints)]
+            self.parts["aggregator"] = started.start(f"{tag}-a", "benchmarks.null_part", words)
+            started.wait_ready(f"{tag}-a", self.aggregator)
+        inside = None if self.aggregator else combiner_for(actors, CombinerLimits())
+        self.wire: RouterWire = actors.router("router-0", combiner=inside, settings=WireSettings())
+        self.wire.set_endpoints(self.endpoints, [self.aggregator] if self.aggregator else [])
         self._ids = count(1)
 
     def call(self, template: LayerCall) -> None:
         """One layer call to its end; failed parts, as before the streams are open, are sent again."""
-        deadline = time.monotonic() + _TIMEOUT_S
-        call = replace(template, call_id=next(self._ids), deadline=deadline)
+        deadline = time.monotonic() + TIMEOUT_S
+        call = replace(template, call_id=self.next_id(), deadline=deadline)
         wanted = [part.part for part in call.parts]
         while True:
-            targets = [Target(part, self._endpoints[part]) for part in wanted]
-            outcome = self._wire.exchange(call, targets, self._aggregator, deadline)
+            targets = [Target(part, self.endpoints[part]) for part in wanted]
+            outcome = self.wire.exchange(call, targets, self.aggregator, deadline)
             if isinstance(outcome, Combined):
                 if outcome.missing:
                     raise RuntimeError(f"layer call without {outcome.missing}")
@@ -125,11 +131,15 @@ class Rig:
     @property
     def pids(self) -> list[int]:
         """Every process of the rig, this one included."""
-        return [os.getpid(), *self._started.pids]
+        return list(self.parts.values())
+
+    def next_id(self) -> int:
+        """Of a new layer call."""
+        return next(self._ids)
 
     def close(self) -> None:
         """Ends the wire; the processes are ended by whoever started them."""
-        self._wire.close()
+        self.wire.close()
 
 
 class OtherWork:

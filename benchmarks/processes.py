@@ -33,8 +33,11 @@ class Processes:
         """Of all that were started."""
         return [process.pid for process in self._running.values()]
 
-    def start(self, name: str, module: str, words: Sequence[str], environment: Mapping[str, str] = QUIET) -> None:
-        """Starts `python -m module`, which dies with this process; its output goes to NAME.log in the folder."""
+    def start(self, name: str, module: str, words: Sequence[str], environment: Mapping[str, str] = QUIET) -> int:
+        """Starts `python -m module`, which dies with this process; its output goes to NAME.log in the folder.
+
+        Returns its process id.
+        """
         path = os.pathsep.join([str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])])
         with (self.folder / f"{name}.log").open("wb") as log:
             self._running[name] = subprocess.Popen(
@@ -43,6 +46,7 @@ class Processes:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+        return self._running[name].pid
 
     def wait_ready(self, name: str, endpoint: str, patience_s: float = 300.0) -> None:
         """Until its health says SERVING. Raises RuntimeError with the end of its log when that can't be."""

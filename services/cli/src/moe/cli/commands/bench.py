@@ -10,6 +10,7 @@ from moe.cli.errors import UsageError
 
 PROGRAMS = {
     "layer-call": ("benchmarks.layer_call", "What a hop costs: layer calls to processes that compute nothing."),
+    "soak": ("benchmarks.soak", "Whether memory stays flat over a million layer calls."),
     "end-to-end": ("benchmarks.end_to_end", "Tokens a second, time to first token, time per token, beside peers."),
     "ffn": ("benchmarks.ffn", "The experts' kernels beside peers and the machine's limits."),
     "router-step": ("benchmarks.router_step", "Where each microsecond of a router's step goes."),
