@@ -107,8 +107,10 @@ def toy_item(item: WorkItem) -> Tensor:
 class ServedProcess:
     """A gRPC server that can be closed and opened again at the same address."""
 
-    def __init__(self, loop: LoopThread, listen: str) -> None:
+    def __init__(self, loop: LoopThread, listen: str, settings: WireSettings | None = None) -> None:
+        wire = settings or WireSettings()
         self._loop = loop
+        self._keepalive = {"keepalive_s": wire.keepalive_s, "keepalive_timeout_s": wire.keepalive_timeout_s}
         self.endpoint = listen
         self._server: Server | None = None
 
@@ -126,7 +128,7 @@ class ServedProcess:
                 on_drain=actor.drained,
                 front=lambda: actor.front,
             )
-            self._server = Server(service, ServerSettings(self.endpoint, drain_timeout_s=PATIENCE_S))
+            self._server = Server(service, ServerSettings(self.endpoint, drain_timeout_s=PATIENCE_S, **self._keepalive))
             await self._server.start()
             self.endpoint = self._server.target
             return actor
@@ -173,7 +175,7 @@ class ToyExpert:
         self.compute: Callable[[WorkItem], Tensor] = toy_item
         self.raises: Exception | None = None
         self.batches: list[Batch] = []
-        self._process = ServedProcess(self.loop, self.listen)
+        self._process = ServedProcess(self.loop, self.listen, self.settings)
         self._stopped = threading.Event()
         self.open()
 

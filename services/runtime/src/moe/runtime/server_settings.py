@@ -44,6 +44,14 @@ class ServerSettings:
         minimum=0.0,
         maximum=86400.0,
     )
+    keepalive_timeout_s: float = setting(
+        120.0,
+        help="How long a peer that was asked for a sign of life may take to give it, before its streams count as lost; "
+        "long, as it may be in the middle of a computation.",
+        unit="seconds",
+        minimum=0.1,
+        maximum=86400.0,
+    )
     hang_after_s: float = setting(
         120.0,
         help="Silence of the serving loop, without processor time, after which health says that the process hangs; a "
@@ -66,11 +74,13 @@ def server_options(settings: ServerSettings) -> ChannelOptions:
         ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 0),
-        *_keepalive_options(settings.keepalive_s),
+        *_keepalive_options(settings.keepalive_s, settings.keepalive_timeout_s),
     ]
 
 
-def client_options(max_message_bytes: int = 64 * MEBIBYTE, keepalive_s: float = 600.0) -> ChannelOptions:
+def client_options(
+    max_message_bytes: int = 64 * MEBIBYTE, keepalive_s: float = 600.0, keepalive_timeout_s: float = 120.0
+) -> ChannelOptions:
     """Channel arguments of a client.
 
     The authority is named because over a unix socket grpcio would send the path, which tonic refuses
@@ -84,7 +94,7 @@ def client_options(max_message_bytes: int = 64 * MEBIBYTE, keepalive_s: float = 
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 5_000),
         ("grpc.max_reconnect_backoff_ms", 2_000),
-        *_keepalive_options(keepalive_s),
+        *_keepalive_options(keepalive_s, keepalive_timeout_s),
     ]
 
 
@@ -97,11 +107,19 @@ def _message_options(max_message_bytes: int) -> ChannelOptions:
     ]
 
 
-def _keepalive_options(keepalive_s: float) -> ChannelOptions:
+def _keepalive_options(keepalive_s: float, timeout_s: float) -> ChannelOptions:
+    """As often and as patient as the settings say.
+
+    By itself gRPC asks an idle peer twice and from then on once a minute, and waits a minute for the answer to any
+    ping, whatever the time-out of keep-alive is.
+    """
     if keepalive_s <= 0:
         return []
+    timeout_ms = max(1, round(timeout_s * 1000))
     return [
         ("grpc.keepalive_time_ms", max(1000, round(keepalive_s * 1000))),
-        ("grpc.keepalive_timeout_ms", 120_000),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
         ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
     ]

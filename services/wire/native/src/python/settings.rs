@@ -23,10 +23,10 @@ pub fn settings_of(given: &Bound<'_, PyAny>) -> PyResult<Settings> {
         max_outbox_bytes: given.getattr(intern!(py, "max_outbox_bytes"))?.extract()?,
         open_timeout: seconds(intern!(py, "open_timeout_s"))?,
         keepalive: seconds(intern!(py, "keepalive_s"))?,
+        keepalive_timeout: seconds(intern!(py, "keepalive_timeout_s"))?,
         max_concurrent_streams: given
             .getattr(intern!(py, "max_concurrent_streams"))?
             .extract()?,
-        ..Settings::default()
     })
 }
 

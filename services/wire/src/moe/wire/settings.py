@@ -15,6 +15,7 @@ class WireSettings:
     max_outbox_bytes: what may wait to be written on one stream; then its peer does not read, and parts fail.
     open_timeout_s: from dialling to the first message of a stream; generous, as a process may be starting.
     keepalive_s: silence after which a peer is asked for a sign of life; 0 never asks.
+    keepalive_timeout_s: how long it may take to give it, before its streams count as lost.
     max_concurrent_streams: on one accepted connection.
     """
 
@@ -22,6 +23,7 @@ class WireSettings:
     max_outbox_bytes: int = 256 * MEBIBYTE
     open_timeout_s: float = 10.0
     keepalive_s: float = 600.0
+    keepalive_timeout_s: float = 120.0
     max_concurrent_streams: int = 1024
 
     @classmethod
@@ -30,6 +32,7 @@ class WireSettings:
         return cls(
             max_message_bytes=server.max_message_bytes,
             keepalive_s=server.keepalive_s,
+            keepalive_timeout_s=server.keepalive_timeout_s,
             max_concurrent_streams=server.max_concurrent_streams,
         )
 

@@ -131,7 +131,10 @@ class Link(Generic[Request, Response]):
     async def _attempt(self) -> str:
         """Dials, talks until the stream ends, and returns why it did."""
         async with grpc.aio.insecure_channel(
-            self.endpoint, client_options(self._settings.max_message_bytes, self._settings.keepalive_s)
+            self.endpoint,
+            client_options(
+                self._settings.max_message_bytes, self._settings.keepalive_s, self._settings.keepalive_timeout_s
+            ),
         ) as channel:
             call = self._start(channel)
             try:
