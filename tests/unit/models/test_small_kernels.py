@@ -8,7 +8,7 @@ from moe.kernels.attention import backends
 from moe.kernels.rms_norm import RmsNorm
 from moe.models.backbone import TransformersBackbone, UnsupportedBackboneError, load_backbone
 from moe.models.backbone.native_gates import NativeGate
-from moe.models.backbone.native_layers import PlainLayer
+from moe.models.backbone.native_layers import PlainBlock, PlainLayer
 from moe.models.backbone.native_projection import PlainAttention
 from moe.models.contract import PackedBatch, Segment
 from support.families import FAMILIES, family_config, write_checkpoint
@@ -60,6 +60,8 @@ def test_whole_layers_are_taken_over_where_norms_are_root_mean_squares(family: s
     # Granite scales its residuals, and PhiMoE's norms are LayerNorm.
     layers = len(backbone.geometry.attention) if family in TAKEN_OVER - {"granitemoe", "phimoe"} else 0
     assert owners(backbone, PlainLayer) == layers
+    blocks = [PlainBlock.of(module.mlp) for module in backbone._model.modules() if hasattr(module, "mlp")]
+    assert sum(block is not None for block in blocks) == (layers if family in {"mixtral", "olmoe", "qwen3_moe"} else 0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

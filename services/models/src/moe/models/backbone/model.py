@@ -68,8 +68,8 @@ class TransformersBackbone:
         self.linears: LinearReport = self._pack_linears(linear_kernel)
         if self.attention_kernel == "native":
             connect_attention(model, self.linears.packed)
-            connect_layers(model)
             connect_native_gates(self.gates.values())
+            connect_layers(model)
         # A product that is the same for any number of rows needs no tiles; nor do sums along a row.
         self._tiled = deterministic and not self.linears.invariant
         self.info: BackboneInfo = facts.info(

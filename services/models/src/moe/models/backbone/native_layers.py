@@ -4,10 +4,12 @@ Taken over are classes whose forward is: norm, attention, residual, norm, feed-f
 prompt chunk, with padding or outside of a step's cache go through the layer's own forward, operator by operator.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from moe.kernels.attention.half_layer import HalfLayer
 from moe.kernels.rms_norm import RmsNorm
+from moe.models.backbone.native_gates import NativeGate
 from moe.models.backbone.native_projection import PlainAttention
 from moe.models.backbone.step_cache import StepCache
 from torch import Tensor, nn
@@ -23,6 +25,9 @@ PLAIN_LAYERS = frozenset(
     }
 )
 """Classes of transformers whose forward was read and is that sequence."""
+
+PLAIN_BLOCKS = frozenset({"MixtralSparseMoeBlock", "OlmoeSparseMoeBlock", "Qwen3MoeSparseMoeBlock"})
+"""Classes of transformers whose forward was read and is gate, experts and nothing else."""
 
 
 def connect_layers(model: nn.Module) -> int:
@@ -48,11 +53,31 @@ def _replace(module: Any, taken: "PlainLayer") -> None:
     module.forward = taken.forward
 
 
+class PlainBlock:
+    """Rows [n, hidden] through a gate and its experts, without the modules around them."""
+
+    def __init__(self, gate: NativeGate, experts: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        self._gate, self._experts = gate, experts
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """What the experts answer, [n, hidden]."""
+        _, weights, index = self._gate.forward(rows)
+        return self._experts(rows, index, weights)
+
+    @staticmethod
+    def of(block: Any) -> "PlainBlock | None":
+        """None for a block of another class, or whose gate is not native."""
+        if type(block).__name__ not in PLAIN_BLOCKS:
+            return None
+        gate = getattr(block.gate.forward, "__self__", None)
+        return PlainBlock(gate, block.experts.moe_call) if isinstance(gate, NativeGate) else None
+
+
 class PlainLayer:
     """The forward of one decoder layer."""
 
     def __init__(self, module: Any, half: HalfLayer, attention: PlainAttention) -> None:
-        self._plain, self._feed_forward = module.forward, module.mlp
+        self._plain, self._feed_forward, self._block = module.forward, module.mlp, PlainBlock.of(module.mlp)
         self._half, self._attention = half, attention
 
     def forward(
@@ -72,6 +97,8 @@ class PlainLayer:
         rotary = cache.rotary(*position_embeddings, halves=attention.halves)
         scale, sinks = attention.scale, attention.sinks
         residual, normed = self._half(kernel, hidden_states[0], rotary, ranges, scale=scale, sinks=sinks)
+        if self._block is not None:
+            return (residual + self._block(normed))[None]
         made = self._feed_forward(normed[None])
         total: Tensor = residual[None] + (made[0] if isinstance(made, tuple) else made)
         return total

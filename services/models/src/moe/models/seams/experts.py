@@ -82,16 +82,15 @@ class ExpertsSeam:
         """One layer's call: hidden [padded, hidden], index and weights [padded, k]; gives [padded, hidden]."""
         experts, rows = self._step()
         index, weights = self._kept(index, weights)
-        real = hidden[: rows.count]
         shared = self.shared.get(layer)
         meanwhile = None
         if shared is not None:
             shared.begin(hidden)
             meanwhile = shared.compute
-        asked = _Asked(layer, count, real, index[: rows.count], weights[: rows.count], rows.indices)
-        result = self._ask(experts, asked, meanwhile)
         if hidden.shape[0] == rows.count:
-            return result
+            return self._ask(experts, _Asked(layer, count, hidden, index, weights, rows.indices), meanwhile)
+        real, index, weights = hidden[: rows.count], index[: rows.count], weights[: rows.count]
+        result = self._ask(experts, _Asked(layer, count, real, index, weights, rows.indices), meanwhile)
         padded = torch.zeros_like(hidden)
         padded[: rows.count] = result
         return padded
