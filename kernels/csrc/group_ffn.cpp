@@ -161,8 +161,10 @@ class Chunk {
     const Matrix& any = segments_[0].expert->*part;
     const int64_t row_words = tile_width(any.in);
     // Every expert's panels in as many shares as the average expert's work is worth.
-    const Shares shares(any.panels, slots_ / segment_count_ * any.in * variant_.panel, call_.threads);
-    parallel(call_.threads, segment_count_ * shares.count, [&](int64_t task) {
+    const int64_t rows = slots_ / segment_count_;
+    const int32_t threads = threads_worth(any, variant_.panel, segment_count_ * any.panels, rows, call_.threads);
+    const Shares shares(any.panels, rows * any.in * variant_.panel, threads);
+    parallel(threads, segment_count_ * shares.count, [&](int64_t task) {
       const Segment& segment = segments_[task / shares.count];
       const int64_t share = task % shares.count;
       const Matrix& matrix = segment.expert->*part;

@@ -47,8 +47,9 @@ bool run_rows(const Call& call, int64_t first, int64_t n) {
   const Tiles kind = variant.tiles(weight.dtype, call.rows_dtype);
   variant.gather(call.rows + first * call.row_stride * size_of(call.rows_dtype), call.rows_dtype, call.row_stride,
                  nullptr, n, weight.in, kind, tiles, facts);
-  const Shares shares(weight.panels, n * weight.in * variant.panel, call.threads);
-  parallel(call.threads, shares.count, [&](int64_t share) {
+  const int32_t threads = threads_worth(weight, variant.panel, weight.panels, n, call.threads);
+  const Shares shares(weight.panels, n * weight.in * variant.panel, threads);
+  parallel(threads, shares.count, [&](int64_t share) {
     const int64_t begin = shares.begin(share), end = shares.begin(share + 1);
     variant.product(weight, kind, tiles, facts, n, begin, end, sums, padded);
     const int64_t last = end * variant.panel < weight.out ? end * variant.panel : weight.out;

@@ -8,6 +8,9 @@ namespace {
 
 constexpr int64_t kSharesPerThread = 4;
 constexpr int64_t kSmallestShare = 1 << 17;  // multiply-adds; some ten microseconds, what waking a thread costs
+constexpr int64_t kWorthWaking = 60'000;         // nanoseconds of one thread
+constexpr int64_t kBytesPerNanosecond = 30;      // that a thread reads (Zen 4), and
+constexpr int64_t kWorkPerNanosecond = 100;      // multiply-adds that it does; both at most
 constexpr int64_t kMostElements = (int64_t)1 << 40;
 constexpr int64_t kMostDynamic = 65536;  // 255 * 127 times that is below 2^31
 
@@ -40,6 +43,12 @@ int32_t pack_matrix(const Variant& variant, const moe_matrix& source, Matrix& ma
     return fail(error, error_size, "not enough memory to pack %lld bytes", (long long)matrix.bytes());
   variant.pack(source, matrix);
   return 0;
+}
+
+int32_t threads_worth(const Matrix& shape, int64_t panel, int64_t panels, int64_t n, int32_t threads) {
+  const int64_t reading = panels * shape.panel_bytes / kBytesPerNanosecond;
+  const int64_t multiplying = panels * n * shape.in * panel / kWorkPerNanosecond;
+  return reading + multiplying < kWorthWaking ? 1 : threads;
 }
 
 Shares::Shares(int64_t all, int64_t panel_work, int32_t threads) : count(1), panels(all) {
