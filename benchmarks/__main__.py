@@ -58,6 +58,7 @@ def steps(*, quick: bool) -> list[Step]:
         Step("memory over a million layer calls", ("benchmarks.soak",), 200),
         Step("a router's step", ("benchmarks.router_step",), 60, into=False),
         *shapes,
+        Step("threads of router and experts", ("benchmarks.thread_budget",), 450),
         Step("end to end, experts grow", ("benchmarks.end_to_end", *grow), growing),
         Step("end to end", ("benchmarks.end_to_end", "--model", *_WHOLE), whole),
     ]
