@@ -84,6 +84,18 @@ def test_a_changed_answer_does_not_match(change: object) -> None:
     assert not matches(sketch(change(output)), sketch(output), torch.bfloat16)  # type: ignore[operator]
 
 
+def test_rows_that_were_rounded_to_bytes_may_move_an_answer_by_percents_but_not_to_anothers() -> None:
+    output = answer(expert(1, torch.float32))
+    expectation = ProbeExpectation(3, 0, HIDDEN, tuple(sketch(output)))
+    off = torch.randn(output.shape, generator=torch.Generator().manual_seed(0))
+    moved = output + 0.1 * off * (output.norm(dim=1) / off.norm(dim=1))[:, None]
+
+    assert expectation.matches(moved, rounded_rows=True)
+    assert not expectation.matches(moved)
+    assert not expectation.matches(answer(expert(2, torch.float32)), rounded_rows=True)
+    assert not expectation.matches(output * 1.3, rounded_rows=True)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_numbers_that_are_not_finite_never_match(bad: float) -> None:
     numbers = [bad] * SKETCH_LENGTH
