@@ -11,20 +11,25 @@
 #define MOE_EXPORT __attribute__((visibility("default")))
 
 // Raised whenever a signature or a layout changes, so that an old library beside new Python is refused.
-#define MOE_KERNELS_ABI 5
+#define MOE_KERNELS_ABI 6
 
 #define MOE_FLOAT32 1
 #define MOE_BFLOAT16 2
 #define MOE_FLOAT16 3
-// Weights only: signed bytes q with a float scale and offset per output channel, standing for scale * q + offset.
+// Weights only: signed bytes q with a float scale and offset per output channel, or per group of its inputs, standing for
+// scale * q + offset.
 #define MOE_INT8 100
 // The same, and rows are rounded to bytes as well, with a scale of each row's own: approximate, and cheaper.
 #define MOE_INT8_DYNAMIC 101
 
 extern "C" {
 
+// Groups of inputs have a multiple of this many; only the last one of a channel may have fewer.
+#define MOE_GROUP_UNIT 16
+
 // A matrix as it lies in memory before it is packed: [out, in] elements of `dtype`.
-// scale and offset: float [out], for bytes only, else null.
+// For bytes only, else null and 0: scale and offset, float [out][groups], and group, how many inputs of a channel share
+// them; 0 for all of them, one group.
 typedef struct {
   const void* data;
   const float* scale;
@@ -33,6 +38,7 @@ typedef struct {
   int64_t in;
   int64_t out_stride;
   int64_t in_stride;
+  int64_t group;
   int32_t dtype;
 } moe_matrix;
 

@@ -102,9 +102,10 @@ static inline Vec activated(const moe_ffn& formula, const float* sums, const flo
 // Values go where the gate's sums were, then into the tile: the last vector of them is read before it is overwritten.
 template <class Element>
 static void activate_of(const moe_ffn& formula, float* sums, int64_t sums_stride, const float* bias, int64_t n,
-                        int64_t first, int64_t last, Tiles kind, uint32_t* tiles, RowFacts* facts) {
+                        int64_t first, int64_t last, Tiles kind, int64_t group, uint32_t* tiles, RowFacts* facts) {
   const Tiling tiling(n, kTileRows);
   const int64_t inner = formula.inner, width = tile_width(inner);
+  const Inputs inputs{inner, group};
   int64_t tile = 0;
   for (int64_t row = first; row < last; ++row) {
     while (row >= tiling.first(tile) + tiling.rows(tile)) ++tile;
@@ -112,18 +113,18 @@ static void activate_of(const moe_ffn& formula, float* sums, int64_t sums_stride
     float* values = sums + row * sums_stride;
     for (int64_t column = 0; column < inner; column += kLanes)
       store(values + column, activated<Element>(formula, values, bias, column));
-    lay(FloatRow{values}, inner, kind, {tiles + top * width + (row - top), tiling.rows(tile)},
-        facts ? facts + row : nullptr);
+    lay(FloatRow{values}, inputs, kind, {tiles + top * width + (row - top), tiling.rows(tile)},
+        facts ? facts + row * inputs.groups() : nullptr);
   }
 }
 
 static void activate(const moe_ffn& formula, float* sums, int64_t sums_stride, const float* bias, int64_t n,
-                     int64_t first, int64_t last, Tiles kind, uint32_t* tiles, RowFacts* facts) {
+                     int64_t first, int64_t last, Tiles kind, int64_t group, uint32_t* tiles, RowFacts* facts) {
   if (formula.dtype == MOE_FLOAT32)
-    return activate_of<Float32>(formula, sums, sums_stride, bias, n, first, last, kind, tiles, facts);
+    return activate_of<Float32>(formula, sums, sums_stride, bias, n, first, last, kind, group, tiles, facts);
   if (formula.dtype == MOE_BFLOAT16)
-    return activate_of<BFloat16>(formula, sums, sums_stride, bias, n, first, last, kind, tiles, facts);
-  activate_of<Float16>(formula, sums, sums_stride, bias, n, first, last, kind, tiles, facts);
+    return activate_of<BFloat16>(formula, sums, sums_stride, bias, n, first, last, kind, group, tiles, facts);
+  activate_of<Float16>(formula, sums, sums_stride, bias, n, first, last, kind, group, tiles, facts);
 }
 
 // Product: what weight * output rounds to, as torch promotes their dtypes.

@@ -31,6 +31,7 @@ struct Group {
   int64_t up_rows;
   std::vector<std::unique_ptr<Expert>> experts;
   std::vector<int32_t> places;  // id -> place in experts, or -1
+  int64_t facts;  // of a row at most: one for each group of inputs of a matrix of bytes
 };
 
 struct Call {
@@ -80,7 +81,8 @@ class Chunk {
   static int64_t bytes_per_slot(const Group& group) {
     const int64_t panel = group.variant.panel;
     return 4 * (tile_width(group.formula.hidden) + group.formula.hidden + group.up_rows +
-                tile_width(group.formula.inner) + 2 * panel + 8);
+                tile_width(group.formula.inner) + 2 * panel + 8) +
+           group.facts * (int64_t)sizeof(RowFacts);
   }
 
   bool run() {
@@ -102,7 +104,7 @@ class Chunk {
     const int64_t experts = (int64_t)group_.experts.size();
     const int64_t bytes = Scratch::size<uint32_t>(slots_ * hidden) + Scratch::size<float>(slots_ * up_width_) +
                           Scratch::size<uint32_t>(slots_ * inner) + Scratch::size<float>(slots_ * out_width_) +
-                          Scratch::size<RowFacts>(slots_) + 2 * Scratch::size<int32_t>(slots_) +
+                          Scratch::size<RowFacts>(slots_ * group_.facts) + 2 * Scratch::size<int32_t>(slots_) +
                           Scratch::size<int64_t>(experts + 1) + Scratch::size<Segment>(experts) +
                           Scratch::size<SlotOutput>(slots_);
     if (!scratch_.reserve(bytes)) return false;
@@ -110,7 +112,7 @@ class Chunk {
     ups_ = scratch_.take<float>(slots_ * up_width_);
     inners_ = scratch_.take<uint32_t>(slots_ * inner);
     outputs_ = scratch_.take<float>(slots_ * out_width_);
-    facts_ = scratch_.take<RowFacts>(slots_);
+    facts_ = scratch_.take<RowFacts>(slots_ * group_.facts);
     sorted_rows_ = scratch_.take<int32_t>(slots_);
     places_ = scratch_.take<int32_t>(slots_);
     starts_ = scratch_.take<int64_t>(experts + 1);
@@ -145,15 +147,15 @@ class Chunk {
 
   Tiles tiles_of(const Matrix& matrix) const { return variant_.tiles(matrix.dtype, formula_.dtype); }
   RowFacts* facts_of(const Matrix& matrix, const Segment& segment) const {
-    return matrix.of_bytes() ? facts_ + segment.first : nullptr;
+    return matrix.of_bytes() ? facts_ + segment.first * group_.facts : nullptr;
   }
 
   void gather() {
     each(segment_count_, slots_ * formula_.hidden, [&](int64_t i) {
       const Segment& segment = segments_[i];
       const Matrix& up = segment.expert->up;
-      variant_.gather(call_.rows, formula_.dtype, call_.row_stride, sorted_rows_ + segment.first, segment.count, up.in,
-                      tiles_of(up), inputs_ + segment.first * tile_width(up.in), facts_of(up, segment));
+      variant_.gather(call_.rows, formula_.dtype, call_.row_stride, sorted_rows_ + segment.first, segment.count,
+                      up.inputs(), tiles_of(up), inputs_ + segment.first * tile_width(up.in), facts_of(up, segment));
     });
   }
 
@@ -183,7 +185,7 @@ class Chunk {
       const int64_t last = first + piece < segment.count ? first + piece : segment.count;
       if (first < last)
         variant_.activate(formula_, ups_ + segment.first * up_width_, up_width_, segment.expert->up_bias.get(),
-                          segment.count, first, last, tiles_of(segment.expert->down),
+                          segment.count, first, last, tiles_of(segment.expert->down), segment.expert->down.group,
                           inners_ + segment.first * tile_width(formula_.inner), facts_of(segment.expert->down, segment));
     });
   }
@@ -289,7 +291,7 @@ int32_t moe_group_new(int32_t variant, const moe_ffn* formula, void** handle, ch
     return fail(error, size, "activation: got %d, gated %d; there is no such formula", formula->activation,
                 formula->gated);
   const int64_t up_rows = formula->inner * (formula->gated ? 2 : 1);
-  Group* group = new (std::nothrow) Group{variant_at(variant), *formula, up_rows, {}, {}};
+  Group* group = new (std::nothrow) Group{variant_at(variant), *formula, up_rows, {}, {}, 1};
   if (!group) return fail(error, size, "not enough memory");
   *handle = group;
   return 0;
@@ -321,6 +323,8 @@ int32_t moe_group_add(void* handle, int32_t id, const moe_matrix* up, const moe_
     return fail(error, size, "not enough memory");
   }
   group.places[(size_t)id] = (int32_t)group.experts.size() - 1;
+  for (const Matrix* matrix : {&group.experts.back()->up, &group.experts.back()->down})
+    if (matrix->of_bytes() && matrix->inputs().groups() > group.facts) group.facts = matrix->inputs().groups();
   return 0;
 }
 

@@ -36,17 +36,17 @@ bool run_rows(const Call& call, int64_t first, int64_t n) {
   const Matrix& weight = linear.weight;
   const Variant& variant = linear.variant;
   const int64_t padded = weight.panels * variant.panel;
-  const int64_t width = tile_width(weight.in), bytes = weight.of_bytes() ? n : 0;
+  const int64_t width = tile_width(weight.in), facts_of_rows = weight.of_bytes() ? n * weight.inputs().groups() : 0;
   Scratch& scratch = Scratch::of_this_thread();
   if (!scratch.reserve(Scratch::size<uint32_t>(n * width) + Scratch::size<float>(n * padded) +
-                       Scratch::size<RowFacts>(bytes)))
+                       Scratch::size<RowFacts>(facts_of_rows)))
     return false;
   uint32_t* tiles = scratch.take<uint32_t>(n * width);
   float* sums = scratch.take<float>(n * padded);
-  RowFacts* facts = bytes ? scratch.take<RowFacts>(bytes) : nullptr;
+  RowFacts* facts = facts_of_rows ? scratch.take<RowFacts>(facts_of_rows) : nullptr;
   const Tiles kind = variant.tiles(weight.dtype, call.rows_dtype);
   variant.gather(call.rows + first * call.row_stride * size_of(call.rows_dtype), call.rows_dtype, call.row_stride,
-                 nullptr, n, weight.in, kind, tiles, facts);
+                 nullptr, n, weight.inputs(), kind, tiles, facts);
   const int32_t threads = threads_worth(weight, variant.panel, weight.panels, n, call.threads);
   const Shares shares(weight.panels, n * weight.in * variant.panel, threads);
   parallel(threads, shares.count, [&](int64_t share) {

@@ -2,7 +2,8 @@
 //
 // Layout: panels of `panel` output columns, one after the other, each [in][panel] elements, several inputs of a column
 // side by side where instructions add them up at once (`depth` of the variant). What is missing of the last panel and the
-// last step is zeros. A panel is read from front to back whatever the number of rows.
+// last step is zeros. Of bytes with several groups of inputs, a panel holds the groups one after the other, each behind the
+// scales and then the offsets of its columns, as floats. A panel is read from front to back whatever the number of rows.
 #pragma once
 
 #include <stddef.h>
@@ -28,14 +29,26 @@ Memory<T> allocate(int64_t count) {
   return Memory<T>(static_cast<T*>(aligned_alloc(64, bytes)));
 }
 
+// Inputs of a row, and how many of them share a scale of their weights: groups of `group`, the last may be smaller.
+struct Inputs {
+  int64_t count, group;
+
+  int64_t groups() const { return (count + group - 1) / group; }
+  int64_t first(int64_t g) const { return g * group; }
+  int64_t last(int64_t g) const { return count < (g + 1) * group ? count : (g + 1) * group; }
+};
+
 struct Matrix {
   int32_t dtype = 0;
   int64_t out = 0, in = 0, panels = 0, panel_bytes = 0;
+  int64_t group = 0;  // inputs that share a scale: `in` for one group
   std::shared_ptr<char> data;
-  Memory<float> scale, offset;  // [panels * panel], for bytes
+  Memory<float> scale, offset;  // [panels * panel], for bytes of one group
 
   bool of_bytes() const { return is_bytes(dtype); }
   int64_t bytes() const { return panels * panel_bytes; }
+  Inputs inputs() const { return {in, group}; }
+  bool grouped() const { return group < in; }
 };
 
 // One slot of a row on its way into the partial.
@@ -75,8 +88,8 @@ enum class Tiles {
 
 inline int64_t tile_width(int64_t in) { return (in + 3) / 4 * 4; }
 
-// What of a row its product with bytes needs. sum: of its inputs, along `in` in one order. scale: of kBytes, NaN for a row
-// that holds no finite numbers. bytes: the sum of the rounded inputs.
+// What of a row its product with a group's bytes needs. sum: of its inputs, in one order. scale: of kBytes, the whole row's,
+// NaN for a row that holds no finite numbers. bytes: the sum of the rounded inputs.
 struct RowFacts {
   float sum, scale;
   int32_t bytes;
@@ -93,16 +106,16 @@ struct Variant {
   // How a matrix of this dtype reads rows of that one.
   Tiles (*tiles)(int32_t matrix_dtype, int32_t rows_dtype);
 
-  // Fills matrix.data (and scale, offset); sizes are set and memory is there.
+  // Fills matrix.data (and scale, offset where there is room for them); sizes are set and memory is there.
   void (*pack)(const moe_matrix& source, Matrix& matrix);
 
   // Copies rows first to last (a row's address is rows + (index ? index[i] : i) * row_stride elements) into tiles.
-  // facts: [n], written where not null.
-  void (*gather)(const void* rows, int32_t dtype, int64_t row_stride, const int32_t* index, int64_t n, int64_t in,
+  // facts: [n][groups], written where not null.
+  void (*gather)(const void* rows, int32_t dtype, int64_t row_stride, const int32_t* index, int64_t n, Inputs inputs,
                  Tiles kind, uint32_t* tiles, RowFacts* facts);
 
   // sums [n][sums_stride]: products of n rows with panels begin to end, starting at column begin * panel.
-  // facts: [n], read for matrices of bytes only.
+  // facts: [n][groups], read for matrices of bytes only.
   void (*product)(const Matrix& matrix, Tiles kind, const uint32_t* tiles, const RowFacts* facts, int64_t n,
                   int64_t begin, int64_t end, float* sums, int64_t sums_stride);
 
@@ -111,9 +124,9 @@ struct Variant {
                  void* out, int32_t dtype, int64_t out_stride);
 
   // The activation of rows first to last of sums [n][sums_stride] (bias [sums_stride] or null) into tiles of n rows, and
-  // facts where not null. Overwrites these rows of sums.
+  // facts [n][groups] where not null. group: of the matrix that reads the tiles. Overwrites these rows of sums.
   void (*activate)(const moe_ffn& formula, float* sums, int64_t sums_stride, const float* bias, int64_t n,
-                   int64_t first, int64_t last, Tiles kind, uint32_t* tiles, RowFacts* facts);
+                   int64_t first, int64_t last, Tiles kind, int64_t group, uint32_t* tiles, RowFacts* facts);
 
   // One row of the partial, from its slots in their order.
   void (*combine)(const moe_ffn& formula, const SlotOutput* slots, int64_t count, int32_t weights_dtype, void* partial,

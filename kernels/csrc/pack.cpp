@@ -24,22 +24,28 @@ int32_t pack_matrix(const Variant& variant, const moe_matrix& source, Matrix& ma
     return fail(error, error_size, "weight: got [%lld, %lld], want at least [1, 1]", (long long)source.out,
                 (long long)source.in);
   if (is_bytes(source.dtype) && (!source.scale || !source.offset))
-    return fail(error, error_size, "weight: int8 needs a scale and an offset per output channel");
+    return fail(error, error_size, "weight: int8 needs a scale and an offset per output channel or group");
+  if (is_bytes(source.dtype) && (source.group < 0 || source.group % MOE_GROUP_UNIT))
+    return fail(error, error_size, "weight: groups of %lld inputs, want a multiple of %d", (long long)source.group,
+                MOE_GROUP_UNIT);
   if (source.dtype == MOE_INT8_DYNAMIC && source.in > kMostDynamic)
     return fail(error, error_size, "weight: got %lld inputs, rows of bytes are added up in 32 bits: at most %lld",
                 (long long)source.in, (long long)kMostDynamic);
   matrix.dtype = source.dtype;
   matrix.out = source.out;
   matrix.in = source.in;
+  matrix.group = is_bytes(source.dtype) && source.group && source.group < source.in ? source.group : source.in;
   matrix.panels = (source.out + variant.panel - 1) / variant.panel;
   const int64_t depth = variant.depth(source.dtype);
   matrix.panel_bytes = (source.in + depth - 1) / depth * depth * variant.panel * size_of(source.dtype);
+  if (matrix.grouped()) matrix.panel_bytes += matrix.inputs().groups() * variant.panel * 2 * (int64_t)sizeof(float);
   matrix.data = weight_memory(matrix.bytes());
-  if (matrix.of_bytes()) {
+  const bool apart = matrix.of_bytes() && !matrix.grouped();  // a group's scales lie before its bytes
+  if (apart) {
     matrix.scale = allocate<float>(matrix.panels * variant.panel);
     matrix.offset = allocate<float>(matrix.panels * variant.panel);
   }
-  if (!matrix.data || (matrix.of_bytes() && (!matrix.scale || !matrix.offset)))
+  if (!matrix.data || (apart && (!matrix.scale || !matrix.offset)))
     return fail(error, error_size, "not enough memory to pack %lld bytes", (long long)matrix.bytes());
   variant.pack(source, matrix);
   return 0;

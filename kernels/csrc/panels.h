@@ -1,8 +1,8 @@
 // How the elements of a panel lie, and how one step of it meets the words of rows: the innermost lines of all products.
 //
 // A panel type P has kStep (bytes of a step), kDepth (inputs of a step), kWords (words of a row for a step), Weights (what
-// a step is loaded to, for two vectors of columns) and add(): the words of one row times these weights onto two vectors of
-// sums. Sums are float32, or int32 in their place.
+// a step is loaded to, for two vectors of columns), kScaled (whether weights are bytes, whose sums get a scale) and add():
+// the words of one row times these weights onto two vectors of sums. Sums are float32, or int32 in their place.
 #pragma once
 
 #include "matrix.h"
@@ -18,6 +18,7 @@ struct Two {
 template <int Depth>
 struct Steps {
   static constexpr int kDepth = Depth;
+  static constexpr bool kScaled = false;
   typedef Two Weights;
 };
 
@@ -114,12 +115,14 @@ struct BFloat16Pairs : Rows {
 template <class Rows>
 struct Int8Pairs : Rows {
   static constexpr int kStep = kPanel * 2;
+  static constexpr bool kScaled = true;
   static inline Two load(const char* from) { return Rows::load_bytes(from); }
 };
 
 // Four products at once of unsigned weights (q + 128) and signed rows; exact.
 struct PanelDynamic : Steps<4> {
   static constexpr int kWords = 1, kStep = kPanel * 4;
+  static constexpr bool kScaled = true;
   static constexpr int32_t kShift = 128;
   static inline Two load(const char* from) {
     return {MOE_VARIANT::load<Words>(from), MOE_VARIANT::load<Words>(from + kLanes * 4)};
@@ -144,6 +147,7 @@ struct PanelBFloat16 : FloatRows {
 
 struct PanelInt8 : FloatRows {
   static constexpr int kStep = kPanel;
+  static constexpr bool kScaled = true;
   static inline Two load(const char* from) {
     return {(Words)widen_bytes((const int8_t*)from), (Words)widen_bytes((const int8_t*)from + kLanes)};
   }
@@ -152,6 +156,7 @@ struct PanelInt8 : FloatRows {
 // Two products at once, in 16 bits each; exact.
 struct PanelDynamic : Steps<2> {
   static constexpr int kWords = 1, kStep = kPanel * 2;
+  static constexpr bool kScaled = true;
   static constexpr int32_t kShift = 0;
   static inline Two load(const char* from) {
     return {widen_byte_pairs((const int8_t*)from), widen_byte_pairs((const int8_t*)from + 2 * kLanes)};

@@ -113,8 +113,18 @@ struct Job {
   int64_t sums_stride;
 };
 
-// What products with bytes stand for, while they are in the cache: integer sums of rounded rows to float with the row's
-// scale, without what was added to each weight; then scale * sum(x * q) + offset * sum(x).
+// Sums of a row's products with bytes as float: those of a rounded row are integers, which get the row's scale, without
+// what was added to each weight.
+template <class Panel>
+static inline Vec as_float(Vec sum, const RowFacts& facts) {
+  if constexpr (std::is_same<Panel, PanelDynamic>::value) {
+    const Words shifted = broadcast_word((uint32_t)(facts.bytes * PanelDynamic::kShift));
+    return __builtin_convertvector((Ints)((Words)sum - shifted), Vec) * broadcast(facts.scale);
+  }
+  return sum;
+}
+
+// What products with bytes stand for, while they are in the cache: scale * sum(x * q) + offset * sum(x).
 template <class Panel>
 static inline void scale_sums(const Job& job, int64_t row, int64_t rows, int64_t p, int64_t panels) {
   for (int64_t last = row + rows; row < last; ++row) {
@@ -122,26 +132,79 @@ static inline void scale_sums(const Job& job, int64_t row, int64_t rows, int64_t
     const Vec total = broadcast(facts.sum);
     for (int64_t column = p * kPanel; column < (p + panels) * kPanel; column += kLanes) {
       float* at = job.sums + row * job.sums_stride + column;
-      Vec sum = load<Vec>(at);
-      if constexpr (std::is_same<Panel, PanelDynamic>::value) {
-        const Words shifted = broadcast_word((uint32_t)(facts.bytes * PanelDynamic::kShift));
-        sum = __builtin_convertvector((Ints)((Words)sum - shifted), Vec) * broadcast(facts.scale);
-      }
-      const Vec scaled = sum * load<Vec>(job.matrix.scale.get() + column);
+      const Vec scaled = as_float<Panel>(load<Vec>(at), facts) * load<Vec>(job.matrix.scale.get() + column);
       store(at, fma(total, load<Vec>(job.matrix.offset.get() + column), scaled));
     }
+  }
+}
+
+// Bytes before a group's steps: each column's scale, then each one's offset.
+constexpr int64_t kScaleBytes = 2 * kPanel * (int64_t)sizeof(float);
+
+template <class Panel>
+static inline int64_t group_bytes(int64_t group) {
+  return kScaleBytes + group / Panel::kDepth * Panel::kStep;
+}
+
+// A group's part of what products with a panel stand for, onto that of the groups before it. facts: the first row's for
+// this group, `groups` apart; products and totals: [rows][stride].
+template <class Panel>
+static inline void add_group(const RowFacts* facts, int64_t groups, int64_t rows, const char* scales,
+                             const float* products, float* totals, int64_t stride) {
+  for (int64_t column = 0; column < kPanel; column += kLanes) {
+    const Vec scale = load<Vec>(scales + column * sizeof(float));
+    const Vec offset = load<Vec>(scales + (kPanel + column) * sizeof(float));
+    for (int64_t m = 0; m < rows; ++m) {
+      const int64_t at = m * stride + column;
+      const Vec before = fma(broadcast(facts[m * groups].sum), offset, load<Vec>(totals + at));
+      store(totals + at, fma(as_float<Panel>(load<Vec>(products + at), facts[m * groups]), scale, before));
+    }
+  }
+}
+
+// One tile of a matrix with groups: each group's products are a chain of their own, and the groups' parts another. They are
+// added up side by side: rows of sums may lie a power of two apart, where a few fill all that a cache has for an address.
+template <class Panel>
+static void grouped_tile(const Job& job, const Tiling& tiling, int64_t tile, int64_t first, int64_t panels,
+                         Ahead ahead) {
+  const Matrix& matrix = job.matrix;
+  const Inputs inputs = matrix.inputs();
+  const int64_t row = tiling.first(tile), rows = tiling.rows(tile), bytes = group_bytes<Panel>(matrix.group);
+  const uint32_t* words = job.tiles + row * tile_width(matrix.in);
+  const int64_t group_words = matrix.group / Panel::kDepth * Panel::kWords * rows;
+  const TilePanels product = tile_panels_for<Panel>(rows);
+  alignas(64) float products[kAccumulators * kLanes], totals[kAccumulators * kLanes];
+  for (int64_t p = first, together; p < first + panels; p += together) {
+    together = panels_at_once((int)rows);
+    if (together > first + panels - p) together = first + panels - p;
+    const int64_t columns = together * kPanel;
+    memset(totals, 0, (size_t)(rows * columns) * sizeof(float));
+    for (int64_t g = 0; g < inputs.groups(); ++g) {
+      const char* from = matrix.data.get() + p * matrix.panel_bytes + g * bytes;
+      const int64_t steps = (inputs.last(g) - inputs.first(g) + Panel::kDepth - 1) / Panel::kDepth;
+      const Ahead then{ahead.from + (p - first) * matrix.panel_bytes + g * bytes * ahead.step / Panel::kStep,
+                       ahead.step};
+      product(words + g * group_words, from + kScaleBytes, matrix.panel_bytes, steps, together, then, products, columns);
+      for (int64_t i = 0; i < together; ++i)
+        add_group<Panel>(job.facts + row * inputs.groups() + g, inputs.groups(), rows, from + i * matrix.panel_bytes,
+                         products + i * kPanel, totals + i * kPanel, columns);
+    }
+    for (int64_t m = 0; m < rows; ++m)
+      memcpy(job.sums + (row + m) * job.sums_stride + p * kPanel, totals + m * columns, (size_t)columns * sizeof(float));
   }
 }
 
 template <class Panel>
 static void one_tile(const Job& job, const Tiling& tiling, int64_t tile, int64_t p, int64_t panels, Ahead ahead) {
   const Matrix& matrix = job.matrix;
+  if constexpr (Panel::kScaled)
+    if (matrix.grouped()) return grouped_tile<Panel>(job, tiling, tile, p, panels, ahead);
   const int64_t row = tiling.first(tile), steps = (matrix.in + Panel::kDepth - 1) / Panel::kDepth;
   tile_panels_for<Panel>(tiling.rows(tile))(job.tiles + row * tile_width(matrix.in),
                                             matrix.data.get() + p * matrix.panel_bytes, steps * Panel::kStep, steps,
                                             panels, ahead, job.sums + row * job.sums_stride + p * kPanel,
                                             job.sums_stride);
-  if (matrix.of_bytes()) scale_sums<Panel>(job, row, tiling.rows(tile), p, panels);
+  if constexpr (Panel::kScaled) scale_sums<Panel>(job, row, tiling.rows(tile), p, panels);
 }
 
 template <class Panel>

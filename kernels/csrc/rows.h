@@ -65,13 +65,13 @@ static inline Vec last_vector(const Row& row, int64_t k, int64_t in) {
 }
 
 template <class Row>
-static float sum_of(const Row& row, int64_t in) {
+static float sum_of(const Row& row, int64_t first, int64_t last) {
   Vec total = {};
-  int64_t k = 0;
-  for (; k + kLanes <= in; k += kLanes) total += row.vector(k);
+  int64_t k = first;
+  for (; k + kLanes <= last; k += kLanes) total += row.vector(k);
   float sum = 0;
   for (int i = 0; i < kLanes; ++i) sum += total[i];
-  for (; k < in; ++k) sum += row.at(k);
+  for (; k < last; ++k) sum += row.at(k);
   return sum;
 }
 
@@ -124,58 +124,62 @@ static inline void store_steps(Ints whole, int64_t s, int64_t count, Place to) {
   for (int64_t w = 0; w < count; ++w) to.words[(s + w) * to.height] = words[w];
 }
 
-// Rounds to -127 to 127 steps, half to even.
+// Rounds to -127 to 127 steps of the row's own, half to even. facts: [groups].
 template <class Row>
-static void lay_bytes(const Row& row, int64_t in, Place to, RowFacts& facts) {
+static void lay_bytes(const Row& row, Inputs inputs, Place to, RowFacts* facts) {
   constexpr int64_t kDepth = PanelDynamic::kDepth, kWords = kLanes / kDepth;
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it leaves an integer in the lowest bits
-  const uint32_t greatest = greatest_of(row, in);
+  const uint32_t greatest = greatest_of(row, inputs.count);
   const bool finite = greatest < 0x7f800000;
-  facts.scale = finite ? float_of(greatest) / 127 : NAN;
   // A row of subnormals may have no steps to speak of: it counts as zeros.
   const float steps = finite && greatest >= 0x01000000 ? 127 / float_of(greatest) : 0;
-  Ints sums = {};
-  const auto round = [&](Vec x, int64_t k, int64_t words) {
+  const auto round = [&](Ints& sums, Vec x, int64_t k, int64_t words) {
     if (!finite) x = Vec{};
     const Ints whole = (Ints)((Words)(x * steps + kMagic) - bits_of(kMagic));
     sums += whole;
     store_steps(whole, k / kDepth, words, to);
   };
-  int64_t k = 0;
-  for (; k + kLanes <= in; k += kLanes) round(row.vector(k), k, kWords);
-  if (k < in) round(last_vector(row, k, in), k, (in - k + kDepth - 1) / kDepth);
-  facts.bytes = 0;
-  for (int i = 0; i < kLanes; ++i) facts.bytes += sums[i];
+  for (int64_t g = 0; g < inputs.groups(); ++g) {
+    const int64_t last = inputs.last(g);
+    Ints sums = {};
+    int64_t k = inputs.first(g);
+    for (; k + kLanes <= last; k += kLanes) round(sums, row.vector(k), k, kWords);
+    if (k < last) round(sums, last_vector(row, k, last), k, (last - k + kDepth - 1) / kDepth);
+    facts[g].scale = finite ? float_of(greatest) / 127 : NAN;
+    facts[g].bytes = 0;
+    for (int i = 0; i < kLanes; ++i) facts[g].bytes += sums[i];
+  }
 }
 
 template <class Row>
-static void lay(const Row& row, int64_t in, Tiles kind, Place to, RowFacts* facts) {
-  if (kind == Tiles::kPairs) lay_pairs(row, in, to);
-  if (kind == Tiles::kFloats) lay_floats(row, in, to);
-  if (kind == Tiles::kBytes) lay_bytes(row, in, to, *facts);
-  if (facts) facts->sum = sum_of(row, in);
+static void lay(const Row& row, Inputs inputs, Tiles kind, Place to, RowFacts* facts) {
+  if (kind == Tiles::kPairs) lay_pairs(row, inputs.count, to);
+  if (kind == Tiles::kFloats) lay_floats(row, inputs.count, to);
+  if (kind == Tiles::kBytes) lay_bytes(row, inputs, to, facts);
+  if (!facts) return;
+  for (int64_t g = 0; g < inputs.groups(); ++g) facts[g].sum = sum_of(row, inputs.first(g), inputs.last(g));
 }
 
 template <class Element>
-static void gather_of(const void* rows, int64_t row_stride, const int32_t* index, int64_t n, int64_t in, Tiles kind,
+static void gather_of(const void* rows, int64_t row_stride, const int32_t* index, int64_t n, Inputs inputs, Tiles kind,
                       uint32_t* tiles, RowFacts* facts) {
   const Tiling tiling(n, kTileRows);
-  const int64_t width = tile_width(in), row_bytes = row_stride * (int64_t)sizeof(typename Element::Bits);
+  const int64_t width = tile_width(inputs.count), row_bytes = row_stride * (int64_t)sizeof(typename Element::Bits);
   for (int64_t tile = 0; tile < tiling.tiles; ++tile) {
     const int64_t first = tiling.first(tile), height = tiling.rows(tile);
     for (int64_t m = 0; m < height; ++m) {
       const int64_t row = index ? index[first + m] : first + m;
-      lay(StoredRow<Element>{(const char*)rows + row * row_bytes}, in, kind, {tiles + first * width + m, height},
-          facts ? facts + first + m : nullptr);
+      lay(StoredRow<Element>{(const char*)rows + row * row_bytes}, inputs, kind, {tiles + first * width + m, height},
+          facts ? facts + (first + m) * inputs.groups() : nullptr);
     }
   }
 }
 
-static void gather(const void* rows, int32_t dtype, int64_t row_stride, const int32_t* index, int64_t n, int64_t in,
+static void gather(const void* rows, int32_t dtype, int64_t row_stride, const int32_t* index, int64_t n, Inputs inputs,
                    Tiles kind, uint32_t* tiles, RowFacts* facts) {
-  if (dtype == MOE_FLOAT32) return gather_of<Float32>(rows, row_stride, index, n, in, kind, tiles, facts);
-  if (dtype == MOE_BFLOAT16) return gather_of<BFloat16>(rows, row_stride, index, n, in, kind, tiles, facts);
-  gather_of<Float16>(rows, row_stride, index, n, in, kind, tiles, facts);
+  if (dtype == MOE_FLOAT32) return gather_of<Float32>(rows, row_stride, index, n, inputs, kind, tiles, facts);
+  if (dtype == MOE_BFLOAT16) return gather_of<BFloat16>(rows, row_stride, index, n, inputs, kind, tiles, facts);
+  gather_of<Float16>(rows, row_stride, index, n, inputs, kind, tiles, facts);
 }
 
 }  // namespace MOE_VARIANT

@@ -1,7 +1,7 @@
 // Checks every instruction set of this processor without Python: for cross-compiled builds under an emulator.
 //
-// Products of all element types and a whole group against float64, and each row alone against the row in a batch, to the
-// bit. Prints a line for each instruction set; returns 1 at the first mismatch.
+// Products of all element types, bytes also with scales per group of inputs, and a whole group against float64, and each
+// row alone against the row in a batch, to the bit. Prints a line for each instruction set; returns 1 at the first mismatch.
 
 #include <math.h>
 #include <stdio.h>
@@ -67,16 +67,18 @@ std::vector<double> rounded(const std::vector<double>& rows, int64_t n, int64_t 
   return values;
 }
 
-bool check_linear(int32_t variant, int32_t dtype, int32_t rows_dtype, int64_t n, int64_t out, int64_t in) {
+// group: inputs that share a scale, for bytes; 0 for all of them.
+bool check_linear(int32_t variant, int32_t dtype, int64_t group, int32_t rows_dtype, int64_t n, int64_t out, int64_t in) {
+  const int64_t size_of_group = group ? group : in, groups = (in + size_of_group - 1) / size_of_group;
   const Values weight = drawn_values(dtype, out * in), rows = drawn_values(rows_dtype, n * in);
   const std::vector<double> met = dtype == MOE_INT8_DYNAMIC ? rounded(rows.real, n, in) : rows.real;
   std::vector<float> scale, offset, bias;
-  for (int64_t i = 0; i < out; ++i) {
+  for (int64_t i = 0; i < out * groups; ++i) {
     scale.push_back(is_bytes(dtype) ? drawn() / 127 : 1);
     offset.push_back(is_bytes(dtype) ? drawn() : 0);
-    bias.push_back(drawn());
   }
-  const moe_matrix matrix{weight.stored.data(), scale.data(), offset.data(), out, in, in, 1, dtype};
+  for (int64_t i = 0; i < out; ++i) bias.push_back(drawn());
+  const moe_matrix matrix{weight.stored.data(), scale.data(), offset.data(), out, in, in, 1, group, dtype};
   void* handle = nullptr;
   char error[200] = "";
   if (moe_linear_pack(variant, &matrix, bias.data(), &handle, error, sizeof error)) return fails(error, variant, dtype, n);
@@ -91,9 +93,10 @@ bool check_linear(int32_t variant, int32_t dtype, int32_t rows_dtype, int64_t n,
       double want = bias[(size_t)column], size = 1;
       for (int64_t k = 0; k < in; ++k) {
         const double x = rows.real[(size_t)(row * in + k)];
-        const double w = weight.real[(size_t)(column * in + k)] * scale[(size_t)column];
-        want += met[(size_t)(row * in + k)] * w + x * offset[(size_t)column];
-        size += fabs(x) * (fabs(w) + 3 * fabs((double)offset[(size_t)column]));
+        const size_t place = (size_t)(column * groups + k / size_of_group);
+        const double w = weight.real[(size_t)(column * in + k)] * scale[place];
+        want += met[(size_t)(row * in + k)] * w + x * offset[place];
+        size += fabs(x) * (fabs(w) + 3 * fabs((double)offset[place]));
       }
       if (!(fabs(alone[(size_t)column] - want) <= size * (double)(in + 4) * 0x1p-23))
         return fails("a product", variant, dtype, n);
@@ -104,13 +107,13 @@ bool check_linear(int32_t variant, int32_t dtype, int32_t rows_dtype, int64_t n,
 }
 
 // Two experts of the same weights, every row through both with half the weight: one expert's output.
-bool check_group(int32_t variant, int32_t dtype, int64_t n) {
-  constexpr int64_t kHidden = 21, kInner = 37;
+bool check_group(int32_t variant, int32_t dtype, int64_t group, int64_t n) {
+  constexpr int64_t kHidden = 21, kInner = 37, kMostGroups = 3;
   const Values up = drawn_values(dtype, 2 * kInner * kHidden), down = drawn_values(dtype, kHidden * kInner);
   const Values rows = drawn_values(MOE_FLOAT32, n * kHidden);
-  const std::vector<float> ones(2 * kInner, 1 / 64.0f), zeros(2 * kInner, 0);
-  const moe_matrix ups{up.stored.data(), ones.data(), zeros.data(), 2 * kInner, kHidden, kHidden, 1, dtype};
-  const moe_matrix downs{down.stored.data(), ones.data(), zeros.data(), kHidden, kInner, kInner, 1, dtype};
+  const std::vector<float> ones(2 * kInner * kMostGroups, 1 / 64.0f), zeros(2 * kInner * kMostGroups, 0);
+  const moe_matrix ups{up.stored.data(), ones.data(), zeros.data(), 2 * kInner, kHidden, kHidden, 1, group, dtype};
+  const moe_matrix downs{down.stored.data(), ones.data(), zeros.data(), kHidden, kInner, kInner, 1, group, dtype};
   const double unit = dtype == MOE_INT8 ? 1 / 64.0 : 1;
   const moe_ffn formula{kHidden, kInner, MOE_FLOAT32, MOE_SILU, 1, 0, 0};
   void* handle = nullptr;
@@ -157,10 +160,13 @@ int main() {
   for (int32_t variant = 0; variant < moe_variants(); ++variant) {
     for (int32_t dtype : dtypes)
       for (int64_t n : {1, 2, 3, 5, 6, 7, 11, 12, 13, 29})
-        if (!check_linear(variant, dtype, MOE_FLOAT32, n, 101, 33) ||
-            !check_linear(variant, dtype, MOE_BFLOAT16, n, 101, 33) ||
-            (dtype != MOE_INT8_DYNAMIC && !check_group(variant, dtype, n)))
-          return 1;
+        for (int64_t group : {0, 16, 32}) {
+          if (group && !is_bytes(dtype)) continue;
+          if (!check_linear(variant, dtype, group, MOE_FLOAT32, n, 101, 33) ||
+              !check_linear(variant, dtype, group, MOE_BFLOAT16, n, 101, 33) ||
+              (dtype != MOE_INT8_DYNAMIC && !check_group(variant, dtype, group, n)))
+            return 1;
+        }
     printf("%s: sound\n", moe_variant_name(variant));
   }
   return 0;

@@ -24,23 +24,55 @@ static Tiles tiles(int32_t matrix_dtype, int32_t rows_dtype) {
   return paired ? Tiles::kPairs : Tiles::kFloats;
 }
 
+// Inputs begin to end of panel p; begin is a multiple of what lies side by side.
 template <class Bits, class Places>
-static void pack_panels(const moe_matrix& source, Matrix& matrix) {
+static void pack_inputs(const moe_matrix& source, const Matrix& matrix, int64_t p, int64_t begin, int64_t end, Bits* to) {
   constexpr int64_t kDepth = Places::kDepth;
   const Bits* from = (const Bits*)source.data;
-  const int64_t in = matrix.in, whole = (in + kDepth - 1) / kDepth * kDepth;
-  for (int64_t p = 0; p < matrix.panels; ++p) {
-    Bits* panel = (Bits*)(matrix.data.get() + p * matrix.panel_bytes);
-    for (int64_t first = 0; first < whole; first += kPackSteps) {
-      const int64_t last = first + kPackSteps < whole ? first + kPackSteps : whole;
-      for (int64_t j = 0; j < kPanel; ++j) {
-        const int64_t column = p * kPanel + j;
-        const Bits* values = from + (column < matrix.out ? column : 0) * source.out_stride;
-        for (int64_t k = first; k < last; ++k) {
-          const Bits value = column < matrix.out && k < in ? Places::stored(values[k * source.in_stride]) : Bits{};
-          panel[k / kDepth * kDepth * kPanel + Places::place(j, k % kDepth)] = value;
-        }
+  const int64_t in = matrix.in, whole = (end + kDepth - 1) / kDepth * kDepth;
+  for (int64_t first = begin; first < whole; first += kPackSteps) {
+    const int64_t last = first + kPackSteps < whole ? first + kPackSteps : whole;
+    for (int64_t j = 0; j < kPanel; ++j) {
+      const int64_t column = p * kPanel + j;
+      const Bits* values = from + (column < matrix.out ? column : 0) * source.out_stride;
+      for (int64_t k = first; k < last; ++k) {
+        const Bits value = column < matrix.out && k < in ? Places::stored(values[k * source.in_stride]) : Bits{};
+        to[(k - begin) / kDepth * kDepth * kPanel + Places::place(j, k % kDepth)] = value;
       }
+    }
+  }
+}
+
+template <class Bits, class Places>
+static void pack_panels(const moe_matrix& source, Matrix& matrix) {
+  for (int64_t p = 0; p < matrix.panels; ++p)
+    pack_inputs<Bits, Places>(source, matrix, p, 0, matrix.in, (Bits*)(matrix.data.get() + p * matrix.panel_bytes));
+}
+
+// shift: what is stored stands for that much more than it says.
+static void pack_scales(const moe_matrix& source, int64_t p, int64_t groups, int64_t g, float shift, float* scale,
+                        float* offset) {
+  for (int64_t j = 0; j < kPanel; ++j) {
+    const int64_t column = p * kPanel + j, place = column * groups + g;
+    scale[j] = column < source.out ? source.scale[place] : 0;
+    offset[j] = column < source.out ? source.offset[place] - shift * source.scale[place] : 0;
+  }
+}
+
+template <class Places>
+static void pack_bytes(const moe_matrix& source, Matrix& matrix, float shift) {
+  const Inputs inputs = matrix.inputs();
+  if (!matrix.grouped()) {
+    pack_panels<int8_t, Places>(source, matrix);
+    for (int64_t p = 0; p < matrix.panels; ++p)
+      pack_scales(source, p, 1, 0, shift, matrix.scale.get() + p * kPanel, matrix.offset.get() + p * kPanel);
+    return;
+  }
+  for (int64_t p = 0; p < matrix.panels; ++p) {
+    for (int64_t g = 0; g < inputs.groups(); ++g) {
+      char* to = matrix.data.get() + p * matrix.panel_bytes + g * (kScaleBytes + matrix.group * kPanel);
+      pack_scales(source, p, inputs.groups(), g, shift, (float*)to, (float*)to + kPanel);
+      pack_inputs<int8_t, Places>(source, matrix, p, inputs.first(g), inputs.last(g), (int8_t*)to + kScaleBytes);
     }
   }
 }
@@ -54,15 +86,9 @@ static void pack(const moe_matrix& source, Matrix& matrix) {
     case MOE_FLOAT16:
       return pack_panels<uint16_t, PlainPlaces>(source, matrix);
     case MOE_INT8:
-      pack_panels<int8_t, Int8Places>(source, matrix);
-      break;
+      return pack_bytes<Int8Places>(source, matrix, kInt8Shift);
     default:
-      pack_panels<int8_t, DynamicPlaces>(source, matrix);
-  }
-  const float shift = source.dtype == MOE_INT8 ? kInt8Shift : 0;  // what is stored stands for that much more
-  for (int64_t column = 0; column < matrix.panels * kPanel; ++column) {
-    matrix.scale[column] = column < matrix.out ? source.scale[column] : 0;
-    matrix.offset[column] = column < matrix.out ? source.offset[column] - shift * source.scale[column] : 0;
+      return pack_bytes<DynamicPlaces>(source, matrix, 0);
   }
 }
 

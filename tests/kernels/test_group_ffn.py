@@ -5,7 +5,7 @@ import gc
 
 import pytest
 import torch
-from moe.kernels.ffn import FfnSpec, ffn
+from moe.kernels.ffn import ExpertWeights, FfnSpec, ffn
 from moe.kernels.group_ffn import W8A8, PackedGroup, QuantisedExpert, backends
 from moe.kernels.group_ffn.native_backend import NativeGroup
 from moe.kernels.group_ffn.weights import plain
@@ -154,14 +154,18 @@ def test_a_poisonous_row_stays_in_its_row(group, spec, poison):
     assert not got[5].isfinite().all() or spec.activation == "clamped_swiglu"
 
 
+def quantised(given: ExpertWeights, dtype: torch.dtype, group_size: int | None) -> QuantisedExpert:
+    up, down = (quantise(matrix, group_size) for matrix in (given.up, given.down))
+    return QuantisedExpert(up, down, dtype, given.up_bias, given.down_bias)
+
+
+@pytest.mark.parametrize("group_size", [None, 16, 64])
 @pytest.mark.parametrize("variant", variants())
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-def test_quantised_experts_agree_with_what_they_stand_for(size, spec, variant):
+def test_quantised_experts_agree_with_what_they_stand_for(size, spec, variant, group_size):
     held = {
-        expert: QuantisedExpert(
-            quantise(given.up), quantise(given.down), torch.bfloat16, given.up_bias, given.down_bias
-        )
+        expert: quantised(given, torch.bfloat16, group_size)
         for expert, given in experts(spec, size, torch.bfloat16).items()
     }
     given, chosen = rows(40, size[0], torch.bfloat16), slots(SLOTS["ragged"], torch.bfloat16)
@@ -171,11 +175,70 @@ def test_quantised_experts_agree_with_what_they_stand_for(size, spec, variant):
         assert ((got.double() - want).abs() <= limit).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("variant", variants())
+def test_experts_of_one_group_may_be_quantised_in_unlike_ways(variant, dtype):
+    # Each has its own number of facts of a row: one, nine for down, none.
+    plainly = experts(SPECS["clamped_swiglu"], (40, 130), dtype)
+    held = {
+        0: quantised(plainly[0], dtype, None),
+        3: quantised(plainly[3], dtype, 16),
+        5: plainly[5],
+    }
+    given, chosen = rows(40, 40, dtype), slots(SLOTS["ragged"], dtype)
+    wide = {expert: plain(each, torch.float64) for expert, each in held.items()}
+    want, limit = expected(wide, SPECS["clamped_swiglu"], given, chosen, dtype)
+    for group in (
+        NativeGroup(held, SPECS["clamped_swiglu"], variant=variant),
+        PackedGroup(held, SPECS["clamped_swiglu"], backend="torch"),
+    ):
+        assert ((group(given, *chosen, dtype).double() - want).abs() <= 2 * limit).all()
+
+
+@pytest.mark.parametrize("group_size", [None, 16])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("round_rows", [False, True], ids=["rows as they are", "rounded rows"])
+@pytest.mark.parametrize("variant", variants())
+def test_a_row_through_quantised_experts_has_the_same_bits_alone_and_in_any_batch(
+    variant, round_rows, threads, group_size
+):
+    spec, dtype = SPECS["silu"], torch.bfloat16
+    held = {expert: quantised(each, dtype, group_size) for expert, each in experts(spec, (40, 130), dtype).items()}
+    given, chosen = rows(40, 40, dtype), slots(SLOTS["ragged"], dtype)
+    group, before = NativeGroup(held, spec, variant=variant, round_rows=round_rows), torch.get_num_threads()
+    alone = torch.cat([group(given[row : row + 1], *_of_row(chosen, row), dtype) for row in range(40)])
+    torch.set_num_threads(threads)
+    try:
+        together = group(given, *chosen, dtype)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize("round_rows", [False, True], ids=["rows as they are", "rounded rows"])
+@pytest.mark.parametrize("group_size", [None, 16])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("variant", variants())
+def test_a_poisonous_row_through_quantised_experts_stays_in_its_row(variant, poison, group_size, round_rows):
+    spec, dtype = SPECS["silu"], torch.float32
+    held = {expert: quantised(each, dtype, group_size) for expert, each in experts(spec, (40, 130), dtype).items()}
+    given, chosen = rows(20, 40, dtype), slots(SLOTS["two each"], dtype)
+    group = NativeGroup(held, spec, variant=variant, round_rows=round_rows)
+    clean = group(given, *chosen, dtype)
+    given[5, 33] = poison
+    got = group(given, *chosen, dtype)
+    others = [row for row in range(20) if row != 5]
+    assert torch.equal(got[others], clean[others])
+    assert not got[5].isfinite().any()
+    assert group(given[:0], *slots([], dtype), dtype).shape == (0, 40)
+
+
+@pytest.mark.parametrize("group_size", [None, 16])
 @pytest.mark.parametrize("variant", variants())
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_rounded_rows_move_a_quantised_experts_output_by_a_percent_or_two(spec, variant):
+def test_rounded_rows_move_a_quantised_experts_output_by_a_percent_or_two(spec, variant, group_size):
     held = {
-        expert: QuantisedExpert(quantise(each.up), quantise(each.down), torch.bfloat16, each.up_bias, each.down_bias)
+        expert: quantised(each, torch.bfloat16, group_size)
         for expert, each in experts(spec, (40, 130), torch.bfloat16).items()
     }
     given, chosen = rows(40, 40, torch.bfloat16), slots(SLOTS["all to one expert"], torch.bfloat16)

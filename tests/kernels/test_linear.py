@@ -1,11 +1,16 @@
 """The packed linear layer: against float64, to the bit among itself, its choice and its refusals."""
 
+import ctypes
+from dataclasses import replace
+
 import pytest
 import torch
 from moe.kernels.linear import PackedLinear, backends
 from moe.kernels.linear.native_backend import NativeLinear
-from moe.kernels.native import variants
-from moe.kernels.quantised import quantise, rounded_product
+from moe.kernels.native import NativeError, library, variants
+from moe.kernels.native.library import variant_number
+from moe.kernels.native.matrices import matrix_struct
+from moe.kernels.quantised import QuantisedWeight, quantise, rounded_product
 from moe.kernels.registry import UnavailableBackendError, UnknownBackendError
 from torch import Tensor
 
@@ -52,35 +57,62 @@ def test_every_back_end_agrees_with_float64(layer, size, count, biased, dtype):
     assert ((layer(weight, bias)(rows).double() - want).abs() <= bound(rows, weight, bias, dtype, biased)).all()
 
 
-@pytest.mark.parametrize("variant", variants())
+GROUPS = {"whole channels": None, "groups of 16": 16, "groups of 64": 64, "one short group": 512}
+"""Inputs that share a scale. No input count above is a multiple of them but 64 of 64's: 33 leaves a group of one."""
+
+
+def magnitudes(weight: QuantisedWeight) -> Tensor:
+    """What is added up for an output in place of the weights, [out, in]: steps and offset apart."""
+    return weight.q.double().abs() * weight.by_element(weight.scale) + weight.by_element(weight.offset.abs())
+
+
+@pytest.mark.parametrize("group_size", GROUPS.values(), ids=GROUPS)
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("count", ROWS.values(), ids=ROWS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_bytes_with_scales_agree_with_what_they_stand_for(count, size, variant, dtype):
-    weight, rows = quantise(drawn(*size)), drawn(count, size[1], dtype=dtype, seed=1)
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+def test_bytes_with_scales_agree_with_what_they_stand_for(layer, count, size, dtype, group_size):
+    weight, rows = quantise(drawn(*size), group_size), drawn(count, size[1], dtype=dtype, seed=1)
     wide = weight.dequantised(torch.float64)
     # The offset's part is added up apart from the steps': both round.
-    steps = weight.q.double().abs() * weight.scale.double()[:, None] + weight.offset.double().abs()[:, None]
-    limit = 2 * bound(rows, steps, None, dtype, False)
-    assert ((NativeLinear(weight, None, variant=variant)(rows).double() - rows.double() @ wide.T).abs() <= limit).all()
+    limit = 2 * bound(rows, magnitudes(weight), None, dtype, False)
+    assert ((layer(weight, None)(rows).double() - rows.double() @ wide.T).abs() <= limit).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("group_size", GROUPS.values(), ids=GROUPS)
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("count", ROWS.values(), ids=ROWS)
-def test_rounded_rows_times_bytes_are_exact_but_for_the_scales(count, size, variant, dtype):
-    weight, rows = quantise(drawn(*size)), drawn(count, size[1], dtype=dtype, seed=1)
+def test_rounded_rows_times_bytes_are_exact_but_for_the_scales(count, size, group_size, variant, dtype):
+    weight, rows = quantise(drawn(*size), group_size), drawn(count, size[1], dtype=dtype, seed=1)
     got = NativeLinear(weight, None, variant=variant, round_rows=True)(rows).double()
     want = rounded_product(rows, weight)
-    # The sum of integers is exact; three roundings of it in float32, those of the offset's part, and the answer's own.
-    offset = weight.offset.double().abs() * rows.double().abs().sum(dim=1, keepdim=True) * (size[1] + 3) * 2**-24
-    steps = (want - rows.double().sum(dim=1, keepdim=True) * weight.offset.double()).abs() * 4 * 2**-24
+    # A group's sum of integers is exact; it is rounded three times in float32 and once more with each group after it,
+    # the offset's part with each input, and the answer once.
+    parts, groups = _parts(rows, weight), weight.scale[0].numel()
+    offset = (
+        rows.double().abs() @ weight.by_element(weight.offset.abs()).expand(size).T * (size[1] + groups + 3) * 2**-24
+    )
+    steps = parts * (groups + 3) * 2**-24
     assert ((got - want).abs() <= offset + steps + torch.finfo(dtype).eps / 2 * want.abs() + 1e-37).all()
 
 
-def test_rounded_rows_of_no_size_or_beyond_all_sizes_count_as_zero_or_as_nan():
-    weight = quantise(drawn(37, 20))
+def _parts(rows: Tensor, weight: QuantisedWeight) -> Tensor:
+    """The magnitudes of what the groups add to an output without offsets, summed: [n, out]."""
+    bare = replace(weight, offset=torch.zeros_like(weight.offset))
+    whole = weight.shape[1] if weight.group_size is None else weight.group_size
+    total = torch.zeros(len(rows), weight.shape[0]).double()
+    for first in range(0, weight.shape[1], whole):
+        only = torch.zeros_like(weight.q)
+        only[:, first : first + whole] = weight.q[:, first : first + whole]
+        total += rounded_product(rows, replace(bare, q=only)).abs()
+    return total
+
+
+@pytest.mark.parametrize("group_size", GROUPS.values(), ids=GROUPS)
+def test_rounded_rows_of_no_size_or_beyond_all_sizes_count_as_zero_or_as_nan(group_size):
+    weight = quantise(drawn(37, 20), group_size)
     rows = torch.stack([torch.zeros(20), torch.full((20,), 1e-44), torch.full((20,), float("inf")), torch.ones(20)])
     for variant in variants():
         got = NativeLinear(weight, None, variant=variant, round_rows=True)(rows)
@@ -92,7 +124,11 @@ def test_rounded_rows_of_no_size_or_beyond_all_sizes_count_as_zero_or_as_nan():
 WEIGHTS = {
     "bfloat16": lambda weight, **how: NativeLinear(weight.bfloat16(), drawn(700), **how),
     "int8": lambda weight, **how: NativeLinear(quantise(weight), drawn(700), **how),
+    "int8 in groups": lambda weight, **how: NativeLinear(quantise(weight, 32), drawn(700), **how),
     "rounded rows": lambda weight, **how: NativeLinear(quantise(weight), drawn(700), round_rows=True, **how),
+    "rounded rows in groups": lambda weight, **how: NativeLinear(
+        quantise(weight, 32), drawn(700), round_rows=True, **how
+    ),
 }
 
 
@@ -124,6 +160,23 @@ def test_a_poisonous_row_stays_in_its_row(layer, poison, dtype):
     others = [row for row in range(15) if row != 5]
     assert torch.equal(got[others], clean[others])
     assert not got[5].isfinite().any()
+
+
+@pytest.mark.parametrize("round_rows", [False, True], ids=["rows as they are", "rounded rows"])
+@pytest.mark.parametrize("group_size", GROUPS.values(), ids=GROUPS)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("variant", variants())
+def test_a_poisonous_row_of_bytes_stays_in_its_row_whatever_group_it_strikes(variant, poison, group_size, round_rows):
+    packed = NativeLinear(quantise(drawn(37, 40), group_size), None, variant=variant, round_rows=round_rows)
+    rows = drawn(15, 40, seed=1)
+    clean = packed(rows)
+    for column in (3, 20, 39):
+        given = rows.clone()
+        given[5, column] = poison
+        got = packed(given)
+        others = [row for row in range(15) if row != 5]
+        assert torch.equal(got[others], clean[others])
+        assert not got[5].isfinite().any()
 
 
 @pytest.mark.parametrize("variant", variants())
@@ -178,6 +231,42 @@ def test_quantising_is_within_half_a_step_and_keeps_rows_of_one_value():
     error = (packed.dequantised(torch.float64) - matrix.double()).abs()
     assert (error <= packed.scale.double()[:, None] * 0.5001 + 1e-9).all()
     assert torch.equal(packed.dequantised(torch.float32)[7:], matrix[7:])
+
+
+def test_each_group_is_quantised_as_a_matrix_of_its_own():
+    matrix = torch.cat([drawn(7, 90), torch.full((1, 90), 0.3)])
+    packed = quantise(matrix, 32)
+    assert packed.scale.shape == packed.offset.shape == (8, 3)
+    for group, columns in enumerate((slice(0, 32), slice(32, 64), slice(64, 90))):
+        alone = quantise(matrix[:, columns])
+        assert torch.equal(packed.q[:, columns], alone.q)
+        assert torch.equal(packed.scale[:, group], alone.scale)
+        assert torch.equal(packed.dequantised(torch.float64)[:, columns], alone.dequantised(torch.float64))
+
+
+def test_scales_of_another_shape_and_sizes_that_no_group_can_have_are_refused():
+    whole, grouped = quantise(drawn(5, 40)), quantise(drawn(5, 40), 16)
+    with pytest.raises(ValueError, match=r"scale: got torch\.float32 \[5\], want float32 \[5, 3\]"):
+        replace(whole, group_size=16)
+    with pytest.raises(ValueError, match=r"scale: got torch\.float32 \[5, 3\], want float32 \[5\]"):
+        replace(grouped, group_size=None)
+    for size in (0, -16, 8, 40):
+        with pytest.raises(ValueError, match=f"group_size: got {size}, want a multiple of 16"):
+            quantise(drawn(5, 40), size)
+
+
+@pytest.mark.parametrize("variant", variants())
+def test_the_library_refuses_groups_that_its_steps_would_straddle(variant):
+    struct, handle = matrix_struct(quantise(drawn(5, 40), 16)), ctypes.c_void_p()
+    for size in (24, -16):
+        struct.group = size
+        with pytest.raises(NativeError, match=f"weight: groups of {size} inputs, want a multiple of 16"):
+            library().call("moe_linear_pack", variant_number(variant), ctypes.byref(struct), None, ctypes.byref(handle))
+
+
+def test_packed_bytes_grow_by_the_groups_scales_alone():
+    whole, grouped = (NativeLinear(quantise(drawn(64, 256), size), None).bytes for size in (None, 64))
+    assert grouped - whole == 64 * 4 * 8
 
 
 def test_auto_measures_once_and_says_what_it_took_and_why(caplog):

@@ -10,6 +10,9 @@ from moe.expert.compute import compute
 from moe.expert.packing import Computation, pack
 from moe.expert.weights import load_group, open_package
 from moe.kernels.ffn import ffn
+from moe.kernels.group_ffn.weights import plain
+from moe.models.package import Package
+from moe.models.quantise import quantise_package
 from support.expert_double import work
 from support.expert_process import (
     ExpertProcess,
@@ -44,6 +47,20 @@ def test_a_dispatch_is_pushed_to_its_aggregator_as_the_weighted_sum(expert):
         got = partial_rows(aggregator.next())
     first, second = (ffn(rows.double(), widened(expert_weights(2, each)), SILU, backend="reference") for each in (1, 2))
     want = torch.stack([0.25 * first[0], 0.5 * first[1] + 0.5 * second[1]])
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("group_size", [None, 16], ids=["whole channels", "groups of 16"])
+def test_a_package_of_bytes_is_served_as_what_they_stand_for(tmp_path, group_size):
+    source = Package.open(write_package(tmp_path / "tiny"))
+    small = Package.open(quantise_package(source, tmp_path / "small", group_size=group_size).path)
+    rows, held = draw_rows(2, HIDDEN, torch.float32), plain(small.expert_weights(1)[2], torch.float64)
+    with expert_process(small.path, tmp_path) as running:
+        running.wait_ready()
+        with collect(running) as aggregator, dispatch(running) as router:
+            router.send(request(rows, [(0, 1, 0.25), (1, 1, 0.5)], layer=2))
+            got = partial_rows(aggregator.next())
+    want = torch.tensor([[0.25], [0.5]]) * ffn(rows.double(), held, SILU, backend="reference")
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
 
 

@@ -3,7 +3,9 @@
 import json
 
 from moe.cli.main import main
+from moe.cli.packages import planner_facts
 from moe.models.package import Package
+from moe.operator.package_reader import read_package
 from support.tiny_package import write_package
 
 
@@ -30,8 +32,25 @@ def test_it_tells_sizes_and_why_there_is_no_perplexity(tmp_path, capsys):
     source = write_package(tmp_path / "tiny", dtype="bfloat16")
     assert main(["quantize", str(source), str(tmp_path / "small")]) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert lines[-5] == "scales: one for an output channel"
     assert lines[-4].startswith("experts: ")
     assert lines[-3] == "errors are over random rows, and there is no perplexity: the package has no tokenizer"
+
+
+def test_groups_get_scales_of_their_own_and_the_package_is_found_by_its_facts(tmp_path, capsys):
+    source = write_package(tmp_path / "tiny", dtype="bfloat16")
+    assert main(["quantize", str(source), str(tmp_path / "small"), "--group-size", "16"]) == 0
+    assert "scales: one for 16 inputs of an output channel" in capsys.readouterr().out.splitlines()
+    assert Package.open(tmp_path / "small").manifest.quantisation.group_size == 16
+    assert planner_facts(str(tmp_path / "small"))[1].name == "small"
+    assert read_package(tmp_path / "small")["experts"] == 4
+
+
+def test_a_group_size_that_can_not_be_is_refused(tmp_path, capsys):
+    source = write_package(tmp_path / "tiny", dtype="bfloat16")
+    assert main(["quantize", str(source), str(tmp_path / "small"), "--group-size", "20"]) == 1
+    assert "group_size: got 20, want a multiple of 16" in capsys.readouterr().err
+    assert not (tmp_path / "small").exists()
 
 
 def test_a_target_that_is_there_is_refused(tmp_path, capsys):

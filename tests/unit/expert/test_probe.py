@@ -7,6 +7,7 @@ from moe.expert.packing import Computation, pack
 from moe.expert.probe import check_probes
 from moe.expert.weights import load_group, open_package
 from moe.kernels.ffn import FfnSpec
+from moe.models.quantise import quantise_package
 from moe.runtime.errors import StartupError
 from support.tiny_package import write_package
 
@@ -49,6 +50,18 @@ def test_swapped_experts_are_refused_by_file_and_expert(package, mapped):
     swapped = replace(mapped, layers={**mapped.layers, 2: layer})
     with pytest.raises(StartupError, match=r"expert-00000\.safetensors: expert 0 of layer 2 answers"):
         check_probes(package, pack(swapped, Computation()), ignore)
+
+
+@pytest.mark.parametrize("group_size", [None, 16])
+@pytest.mark.parametrize("kernel", ["native", "native_w8a8"])
+def test_swapped_experts_of_bytes_are_refused(tmp_path, kernel, group_size):
+    source = open_package(write_package(tmp_path / "tiny", dtype="bfloat16"))
+    package = open_package(quantise_package(source, tmp_path / "small", limit=1, group_size=group_size).path)
+    mapped = load_group(package, [0, 1])
+    check_probes(package, pack(mapped, Computation(kernel)), ignore)
+    swapped = replace(mapped, layers={2: {0: mapped.layers[2][1], 1: mapped.layers[2][0]}})
+    with pytest.raises(StartupError, match=r"expert-00000\.safetensors: expert 0 of layer 2 answers"):
+        check_probes(package, pack(swapped, Computation(kernel)), ignore)
 
 
 def test_a_mis_scaled_weight_is_refused(package, mapped):

@@ -94,7 +94,7 @@ def test_the_dtype_is_torchs() -> None:
     assert manifest().torch_dtype is torch.bfloat16
 
 
-@pytest.mark.parametrize("schema", ["moe.package/v3", "something else", ""])
+@pytest.mark.parametrize("schema", ["moe.package/v4", "something else", ""])
 def test_another_schema_version_says_which_are_understood(schema: str) -> None:
     with pytest.raises(PackageVersionError, match=r"manifest.json.*reads moe\.package/v1"):
         parse_manifest(edited("schema", value=schema), FILE)

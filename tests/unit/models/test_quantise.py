@@ -30,21 +30,50 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 BIASED = FfnSpec("clamped_swiglu", gated=True, bias=True, limit=7.0, alpha=1.702)
-SPECS = {"silu": FfnSpec("silu", gated=True, bias=False), "biased": BIASED}
+SILU = FfnSpec("silu", gated=True, bias=False)
+CASES = {"silu": (SILU, None), "biased": (BIASED, None), "in groups": (SILU, 16), "biased, in groups": (BIASED, 16)}
+"""Formula and group size; 24 and 10 inputs are a group and a half, and one short group."""
 
 
-@pytest.fixture(params=SPECS.values(), ids=SPECS)
+@pytest.fixture(params=CASES.values(), ids=CASES)
 def made(request, tmp_path):
-    source = Package.open(write_package(tmp_path / "tiny", spec=request.param, dtype="bfloat16"))
-    return source, quantise_package(source, tmp_path / "small", name="small", limit=0.05)
+    spec, group_size = request.param
+    source = Package.open(write_package(tmp_path / "tiny", spec=spec, dtype="bfloat16"))
+    return source, quantise_package(source, tmp_path / "small", name="small", limit=0.05, group_size=group_size)
 
 
 def test_it_is_a_sound_package_of_its_own_schema_and_name(made):
     _, report = made
     assert verify_package(report.path).problems == ()
     manifest = Package.open(report.path, verify="sha256").manifest
-    assert (manifest.name, manifest.schema, manifest.dtype) == ("small", "moe.package/v2", "bfloat16")
+    schema = "moe.package/v2" if report.quantisation.group_size is None else "moe.package/v3"
+    assert (manifest.name, manifest.schema, manifest.dtype) == ("small", schema, "bfloat16")
     assert manifest.quantisation == report.quantisation
+
+
+def test_scales_lie_in_the_files_for_each_group_of_inputs(tmp_path):
+    source = Package.open(write_package(tmp_path / "tiny", dtype="bfloat16"))
+    small = Package.open(quantise_package(source, tmp_path / "small", group_size=16).path)
+    held, given = small.expert_weights(1)[2], expert_weights(2, 1, dtype="bfloat16")
+    assert (held.up.scale.shape, held.down.offset.shape) == ((len(given.up), 2), (HIDDEN, 1))
+    for matrix, original in ((held.up, given.up), (held.down, given.down)):
+        for group, columns in enumerate((slice(0, 16), slice(16, None))[: matrix.scale.shape[1]]):
+            part = original[:, columns].double()
+            error = (matrix.dequantised(torch.float64)[:, columns] - part).abs()
+            # Half a step of the group's own range.
+            step = (part.amax(dim=1) - part.amin(dim=1)) / 255
+            assert (error <= 0.501 * step[:, None] + 1e-9).all()
+            assert torch.allclose(matrix.scale[:, group].double(), step)
+
+
+def test_smaller_groups_have_smaller_errors(tmp_path):
+    source = Package.open(write_package(tmp_path / "tiny", dtype="bfloat16"))
+    reports = [quantise_package(source, tmp_path / str(size), group_size=size) for size in (None, 16)]
+    whole, grouped = (
+        [each.weight for errors in report.quantisation.errors.values() for each in errors] for report in reports
+    )
+    assert all(after < before for before, after in zip(whole, grouped, strict=True))
+    assert reports[1].bytes_after > reports[0].bytes_after
 
 
 def test_the_errors_are_what_comparing_each_expert_with_the_original_gives(made):
@@ -142,6 +171,8 @@ def test_what_can_not_be_quantised_is_refused(tmp_path):
         quantise_package(Package.open(report.path), tmp_path / "smaller")
     with pytest.raises(ConversionError, match="limit: must be above 0, got 0"):
         quantise_package(source, tmp_path / "other", limit=0)
+    with pytest.raises(ConversionError, match="group_size: got 24, want a multiple of 16"):
+        quantise_package(source, tmp_path / "other", group_size=24)
     poisoned = Package.open(write_package(tmp_path / "poisoned", poison=(2, 1, "down")))
     with pytest.raises(ConversionError, match="expert 1 of layer 2: matrix: holds values that are NaN"):
         quantise_package(poisoned, tmp_path / "other")
@@ -244,6 +275,48 @@ def test_a_manifest_that_says_nonsense_of_it_is_refused(tmp_path, change, messag
         Package.open(path.parent)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"group_size": 24}, "quantisation.group_size: got 24, want a multiple of 16"),
+        ({"group_size": 0}, "quantisation.group_size: must be a whole number"),
+        ({"group_size": None}, "quantisation.group_size: must be a whole number"),
+        ({"group_size": "16"}, "quantisation.group_size: must be a whole number"),
+    ],
+)
+def test_a_manifest_with_a_group_size_that_can_not_be_is_refused(tmp_path, change, message):
+    source = Package.open(write_package(tmp_path / "tiny"))
+    path = quantise_package(source, tmp_path / "small", group_size=16).path / MANIFEST_NAME
+    content = json.loads(path.read_bytes())
+    assert content["quantisation"]["group_size"] == 16
+    path.write_text(json.dumps(content | {"quantisation": content["quantisation"] | change}))
+    with pytest.raises(PackageError, match=message.replace(".", r"\.")):
+        Package.open(path.parent)
+
+
+def test_a_group_size_belongs_to_the_third_schema_alone(tmp_path):
+    source = Package.open(write_package(tmp_path / "tiny"))
+    path = quantise_package(source, tmp_path / "small", group_size=16).path / MANIFEST_NAME
+    content = json.loads(path.read_bytes())
+    path.write_text(json.dumps(content | {"schema": "moe.package/v2"}))
+    with pytest.raises(PackageError, match=r"quantisation\.group_size: is not a known field"):
+        Package.open(path.parent)
+    del content["quantisation"]["group_size"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(PackageError, match=r"quantisation\.group_size: is missing"):
+        Package.open(path.parent)
+
+
+def test_scales_of_another_group_size_are_refused_by_their_name(tmp_path):
+    source = Package.open(write_package(tmp_path / "tiny"))
+    path = quantise_package(source, tmp_path / "small", group_size=16).path / MANIFEST_NAME
+    content = json.loads(path.read_bytes())
+    content["quantisation"]["group_size"] = 32
+    path.write_text(json.dumps(content))
+    with pytest.raises(PackageError, match=r"tensor 'layers\.0\.up_scale' is .* the manifest says"):
+        Package.open(path.parent).expert_weights(0)
+
+
 def test_a_manifest_of_the_first_schema_has_none(tmp_path):
     path = write_package(tmp_path / "tiny") / MANIFEST_NAME
     content = json.loads(path.read_bytes())
@@ -251,6 +324,6 @@ def test_a_manifest_of_the_first_schema_has_none(tmp_path):
     path.write_text(json.dumps(content | {"quantisation": None}))
     with pytest.raises(PackageError, match="quantisation: is not a known field"):
         Package.open(path.parent)
-    path.write_text(json.dumps(content | {"schema": "moe.package/v3"}))
+    path.write_text(json.dumps(content | {"schema": "moe.package/v4"}))
     with pytest.raises(PackageVersionError):
         Package.open(path.parent)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST_NAME = "manifest.json"
-SCHEMAS = ("moe.package/v1", "moe.package/v2")
+SCHEMAS = ("moe.package/v1", "moe.package/v2", "moe.package/v3")
 _LONGEST_REPORT = 4000
 """Characters; Kubernetes keeps 4096 bytes of a termination message."""
 

@@ -51,13 +51,21 @@ def choose(
     expert, some = next(iter(experts.items()))
     left_out = [f"{name}: {why}" for name in _CANDIDATES if (why := backends.why_not(name)) is not None]
     names = [name for name in _CANDIDATES if backends.why_not(name) is None]
-    kind = "int8" if isinstance(some, QuantisedExpert) else dtype_name(some.dtype)
+    kind = _kind(some)
     key = (some.hidden, some.inner, kind, some.dtype, spec, tile_rows, torch.get_num_threads(), *names)
     if key not in _choices:
         _choices[key] = _measured(backends, {expert: some}, spec, tile_rows, names, left_out)
         shape = f"hidden {some.hidden}, inner {some.inner}, {kind}, threads {torch.get_num_threads()}"
         logger.info("group_ffn %s: %s (%s)", shape, *_choices[key])
     return _choices[key]
+
+
+def _kind(expert: Expert) -> str:
+    """What the weights are, in words."""
+    if not isinstance(expert, QuantisedExpert):
+        return dtype_name(expert.dtype)
+    sizes = sorted({matrix.group_size for matrix in (expert.up, expert.down) if matrix.group_size is not None})
+    return f"int8 in groups of {', '.join(map(str, sizes))}" if sizes else "int8"
 
 
 @torch.inference_mode()

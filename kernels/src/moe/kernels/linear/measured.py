@@ -7,6 +7,7 @@ eight how it is computed with. Fastest is the least product of both times.
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -44,7 +45,8 @@ _choices: dict[tuple[object, ...], tuple[str, str]] = {}
 def choose(backends: Registry[Factory], weight: Weight) -> tuple[str, str]:
     """The back end to take for a weight and why, cached by shape, dtype and number of threads."""
     dtype, threads = weight_dtype(weight), torch.get_num_threads()
-    key = (*weight.shape, dtype, threads)
+    group_size = weight.group_size if isinstance(weight, QuantisedWeight) else None
+    key = (*weight.shape, dtype, group_size, threads)
     if key not in _choices:
         _choices[key] = _measure(backends, weight, dtype)
         name, why = _choices[key]
@@ -80,7 +82,7 @@ def _candidates(backends: Registry[Factory], dtype: torch.dtype) -> tuple[list[s
 
 def _slice(weight: Weight) -> Weight:
     if isinstance(weight, QuantisedWeight):
-        return QuantisedWeight(weight.q[:_SLICE], weight.scale[:_SLICE], weight.offset[:_SLICE])
+        return replace(weight, q=weight.q[:_SLICE], scale=weight.scale[:_SLICE], offset=weight.offset[:_SLICE])
     return weight[:_SLICE]
 
 

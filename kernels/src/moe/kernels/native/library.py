@@ -15,7 +15,7 @@ PATH_VARIABLE = "MOE_KERNELS_LIBRARY"
 """Environment variable that names another build of the library, such as the one with sanitizers."""
 
 PATH = Path(os.environ.get(PATH_VARIABLE) or Path(__file__).with_name("libmoe_kernels.so"))
-ABI = 5
+ABI = 6
 """MOE_KERNELS_ABI of csrc/abi.h that this Python speaks."""
 
 _REMEDY = "build it with `make kernels-native`"
@@ -37,6 +37,7 @@ class MatrixStruct(ctypes.Structure):
         ("in_", c_int64),
         ("out_stride", c_int64),
         ("in_stride", c_int64),
+        ("group", c_int64),
         ("dtype", c_int32),
     )
 

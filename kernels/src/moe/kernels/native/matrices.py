@@ -15,6 +15,7 @@ def matrix_struct(weight: Weight, *, round_rows: bool = False) -> MatrixStruct:
         scale, offset = weight.scale.contiguous(), weight.offset.contiguous()
         struct = MatrixStruct(values.data_ptr(), scale.data_ptr(), offset.data_ptr())
         struct.owned = (scale, offset)
+        struct.group = weight.group_size or 0
     else:
         values, number = weight, float_number(weight.dtype, "weight")
         struct = MatrixStruct(values.data_ptr(), None, None)

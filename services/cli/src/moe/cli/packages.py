@@ -55,6 +55,8 @@ def stored(name: str) -> Path:
 def _read_facts(package: Path) -> ModelFacts:
     fields = json.loads((package / "manifest.json").read_bytes())
     layers = {int(layer): int(experts) for layer, experts in fields["moe_layers"].items()}
-    if fields["schema"] not in ("moe.package/v1", "moe.package/v2") or not isinstance(fields["name"], str):
+    if fields["schema"] not in ("moe.package/v1", "moe.package/v2", "moe.package/v3") or not isinstance(
+        fields["name"], str
+    ):
         raise ValueError("not a manifest that this reads")
     return ModelFacts(fields["name"], layers, int(fields["topk"]))

@@ -33,7 +33,10 @@ SCHEMA = "moe.package/v1"
 QUANTISED_SCHEMA = "moe.package/v2"
 """As v1, with `quantisation`: a version that knows only v1 would take bytes for numbers, so it has to refuse."""
 
-SCHEMAS = (SCHEMA, QUANTISED_SCHEMA)
+GROUPED_SCHEMA = "moe.package/v3"
+"""As v2, with `quantisation.group_size`: scales have another shape."""
+
+SCHEMAS = (SCHEMA, QUANTISED_SCHEMA, GROUPED_SCHEMA)
 """Schema versions that this version reads."""
 
 MAX_MANIFEST_BYTES = 64 << 20
@@ -108,10 +111,9 @@ class Manifest:
     quantisation: Quantisation | None = None
 
     def __post_init__(self) -> None:
-        if (self.schema == QUANTISED_SCHEMA) != (self.quantisation is not None):
-            raise ValueError(
-                f"schema {self.schema}: a manifest is of {QUANTISED_SCHEMA} exactly if it has a quantisation"
-            )
+        want = schema_of(self.quantisation)
+        if self.schema != want:
+            raise ValueError(f"schema {self.schema}: a manifest with this quantisation is of {want}")
 
     @property
     def ffn(self) -> FfnSpec:
@@ -147,6 +149,13 @@ class Manifest:
         else:
             content["quantisation"] = self.quantisation.to_json()
         return (json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True) + "\n").encode("utf-8")
+
+
+def schema_of(quantisation: Quantisation | None) -> str:
+    """The version of a manifest that says this of its experts: the oldest that can."""
+    if quantisation is None:
+        return SCHEMA
+    return QUANTISED_SCHEMA if quantisation.group_size is None else GROUPED_SCHEMA
 
 
 def expert_file(expert: int) -> str:
@@ -185,10 +194,9 @@ def parse_manifest(raw: bytes, file: Path) -> Manifest:
 
 def _manifest(content: Fields) -> Manifest:
     schema, moe_layers = content.text("schema"), _moe_layers(content)
-    quantised = schema == QUANTISED_SCHEMA
     manifest = Manifest(
         schema=schema,
-        quantisation=read_quantisation(content.group("quantisation"), moe_layers) if quantised else None,
+        quantisation=_quantisation(content, schema, moe_layers),
         name=content.text("name", pattern=NAME_PATTERN),
         family=content.text("family", pattern=r"[A-Za-z0-9_.-]{1,100}"),
         architecture=content.text("architecture", pattern=r"[A-Za-z0-9_]{1,200}"),
@@ -209,6 +217,12 @@ def _manifest(content: Fields) -> Manifest:
     content.done()
     _check_whole(manifest)
     return manifest
+
+
+def _quantisation(content: Fields, schema: str, moe_layers: dict[int, int]) -> Quantisation | None:
+    if schema == SCHEMA:
+        return None
+    return read_quantisation(content.group("quantisation"), moe_layers, grouped=schema == GROUPED_SCHEMA)
 
 
 def _moe_layers(content: Fields) -> dict[int, int]:

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 from moe.kernels.ffn import ExpertWeights
 from moe.kernels.group_ffn import Expert, QuantisedExpert
-from moe.kernels.quantised import QuantisedWeight
+from moe.kernels.quantised import QuantisedWeight, scales_shape
 from moe.models.errors import PackageError, PackageNotFoundError
 from moe.models.manifest import (
     BACKBONE_DIRECTORY,
@@ -104,10 +104,7 @@ class Package:
         if quantisation is None or not quantisation.quantised(layer, expert):
             parts = self.manifest.experts.shapes()
             return ExpertWeights(**{part: tensors[expert_tensor(layer, part)] for part in parts})
-        up, down = (
-            QuantisedWeight(*(tensors[expert_tensor(layer, part + suffix)] for suffix in ("", "_scale", "_offset")))
-            for part in MATRICES
-        )
+        up, down = (_quantised(tensors, expert_tensor(layer, part), quantisation.group_size) for part in MATRICES)
         biases = (tensors.get(expert_tensor(layer, f"{part}_bias")) for part in MATRICES)
         return QuantisedExpert(up, down, self.manifest.torch_dtype, *biases)
 
@@ -144,6 +141,10 @@ class Package:
         return {name: _view(view, entry) for name, entry in entries.items()}
 
 
+def _quantised(tensors: Mapping[str, Tensor], name: str, group_size: int | None) -> QuantisedWeight:
+    return QuantisedWeight(tensors[name], tensors[f"{name}_scale"], tensors[f"{name}_offset"], group_size)
+
+
 def _view(view: memoryview, entry: TensorEntry) -> Tensor:
     data = view[entry.offset : entry.offset + entry.spec.nbytes]
     return torch.frombuffer(data, dtype=DTYPES[entry.spec.dtype]).view(entry.spec.shape)
@@ -156,16 +157,16 @@ def expert_tensor_specs(manifest: Manifest, expert: int, dtype: str) -> dict[str
     """Names, dtypes and shapes of an expert's tensors over all its layers, in file order: layer by layer, or in a
     quantised package all scales and offsets first and all bytes last, as wider elements have to come first."""
     specs: dict[str, TensorSpec] = {}
+    quantisation = manifest.quantisation
     for layer in manifest.layers_of(expert):
-        quantised = manifest.quantisation is not None and manifest.quantisation.quantised(layer, expert)
+        quantised = quantisation is not None and quantisation.quantised(layer, expert)
         for part, shape in manifest.experts.shapes().items():
             bytes_here = quantised and part in MATRICES
             specs[expert_tensor(layer, part)] = TensorSpec("I8" if bytes_here else dtype, shape)
-            if bytes_here:
-                specs |= {
-                    expert_tensor(layer, part + end): TensorSpec("F32", shape[:1]) for end in ("_scale", "_offset")
-                }
-    if manifest.quantisation is None:
+            if quantisation is not None and bytes_here:
+                scales = TensorSpec("F32", scales_shape(shape, quantisation.group_size))
+                specs |= {expert_tensor(layer, part + end): scales for end in ("_scale", "_offset")}
+    if quantisation is None:
         return specs
     return dict(sorted(specs.items(), key=lambda item: -DTYPES[item[1].dtype].itemsize))
 

@@ -1,14 +1,16 @@
 """What a manifest says of quantised experts: which are, how far each is off, and at which error one stays as it was.
 
-An expert's matrices in a layer are kept as bytes with a scale and an offset per output channel (moe.kernels.quantised),
-or in the package's own dtype. Beside them lies what the quantiser measured. Knows no files.
+An expert's matrices in a layer are kept as bytes with a scale and an offset per output channel or per group of its
+inputs (moe.kernels.quantised), or in the package's own dtype. Beside them lies what the quantiser measured. Knows no
+files.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
-from moe.models.fields import FieldError, Fields
+from moe.kernels.quantised import check_group_size
+from moe.models.fields import MAX_COUNT, FieldError, Fields
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class Quantisation:
 
     smallest: bytes of an expert in a layer below which it is kept, too. errors: for each layer's experts. kept: for
     each layer the experts that are not quantised, ascending. perplexity: None where the package can't be run on text;
-    errors are then over random rows.
+    errors are then over random rows. group_size: inputs of an output channel that share a scale and an offset; None for
+    all of them.
     """
 
     limit: float
@@ -52,14 +55,15 @@ class Quantisation:
     errors: Errors
     kept: dict[int, tuple[int, ...]]
     perplexity: Perplexities | None
+    group_size: int | None = None
 
     def quantised(self, layer: int, expert: int) -> bool:
         """Whether an expert's matrices in a layer are bytes."""
         return expert not in self.kept[layer]
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in a manifest."""
-        return {
+        """As it stands in a manifest; one without groups says nothing of them."""
+        return ({} if self.group_size is None else {"group_size": self.group_size}) | {
             "limit": self.limit,
             "smallest": self.smallest,
             "errors": {
@@ -70,8 +74,8 @@ class Quantisation:
         }
 
 
-def read_quantisation(content: Fields, moe_layers: Mapping[int, int]) -> Quantisation:
-    """Reads a manifest's group. Raises FieldError naming the field."""
+def read_quantisation(content: Fields, moe_layers: Mapping[int, int], *, grouped: bool) -> Quantisation:
+    """Reads a manifest's group; grouped: it has a group size. Raises FieldError naming the field."""
     limit = content.number_or_none("limit")
     if limit is None or limit <= 0:
         raise FieldError("quantisation.limit: must be a number above 0")
@@ -85,10 +89,20 @@ def read_quantisation(content: Fields, moe_layers: Mapping[int, int]) -> Quantis
         },
         {layer: _kept(layer, kept, count) for layer, count in moe_layers.items()},
         _perplexities(content),
+        _group_size(content) if grouped else None,
     )
     for group in (errors, kept, content):
         group.done()
     return found
+
+
+def _group_size(content: Fields) -> int:
+    size = content.count("group_size", 1, MAX_COUNT)
+    try:
+        check_group_size(size)
+    except ValueError as error:
+        raise FieldError(f"quantisation.{error}") from error
+    return size
 
 
 def _errors(layer: int, value: object) -> ExpertErrors:

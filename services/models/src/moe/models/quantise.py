@@ -1,6 +1,7 @@
 """Makes a package with 8-bit experts out of one with 16-bit (or wider) experts.
 
-Every matrix becomes bytes with a scale and an offset per output channel (moe.kernels.quantised). Each expert of each
+Every matrix becomes bytes with a scale and an offset per output channel, or per group of its inputs
+(moe.kernels.quantised). Each expert of each
 layer is then compared with what it was: both send the same rows through, and the outputs' relative error decides
 whether it stays as it was. The rows are those that the expert meets in the calibration text (moe.models.calibration),
 or fixed random ones where the package can't be run on text. Probes are computed anew from the bytes, so that a
@@ -21,8 +22,8 @@ from moe.kernels.ffn import ExpertWeights, FfnSpec, ffn
 from moe.kernels.ffn.reference import activation
 from moe.kernels.group_ffn import AUTO, W8A8, QuantisedExpert, backends
 from moe.kernels.group_ffn.weights import plain
+from moe.kernels.quantised import check_group_size, round_rows
 from moe.kernels.quantised import quantise as quantised
-from moe.kernels.quantised import round_rows
 from moe.models.calibration import CalibrationRun, LocalExperts, NoCalibrationError, Seen
 from moe.models.convert.output import check_target, partial_directory
 from moe.models.errors import ConversionError
@@ -30,11 +31,11 @@ from moe.models.formula import run_in_blocks
 from moe.models.manifest import (
     MANIFEST_NAME,
     PROBES_NAME,
-    QUANTISED_SCHEMA,
     FileFacts,
     Manifest,
     expert_file,
     expert_tensor,
+    schema_of,
 )
 from moe.models.package import MATRICES, Package, expert_tensor_specs, sha256_of_file
 from moe.models.probe import probe_rows, sketch
@@ -67,13 +68,15 @@ def quantise_package(
     name: str | None = None,
     limit: float = DEFAULT_LIMIT,
     smallest: int = 0,
+    group_size: int | None = None,
     replace_existing: bool = False,
     progress: Progress = silent,
 ) -> QuantiseReport:
     """Writes the quantised package to `out`, in one step or not at all. name: of the new one, by default the old one's.
 
     limit: mean relative error of an expert's outputs above which it stays in the package's dtype. smallest: bytes of an
-    expert in a layer below which it stays, too.
+    expert in a layer below which it stays, too. group_size: inputs of an output channel that share a scale and an
+    offset, None for all of them.
     Raises ConversionError (its kinds for the target and the disk), PackageError for a package whose files are not what
     its manifest says.
     """
@@ -84,12 +87,17 @@ def quantise_package(
         raise ConversionError(f"limit: must be above 0, got {limit}")
     if smallest < 0:
         raise ConversionError(f"smallest: must not be negative, got {smallest}")
+    try:
+        check_group_size(group_size)
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
     check_target(out, replace=replace_existing)
     run, seen, before, why = _calibrated(package)
     # Bytes in, and out at most as many and a header's growth.
     meter = Meter(progress, manifest.total_bytes)
     with partial_directory(out, manifest.total_bytes, replace=replace_existing) as root:
-        made = _Making(package, root, Limits(limit, smallest), seen, meter.add).run(name or manifest.name)
+        making = _Making(package, root, Limits(limit, smallest), group_size, seen, meter.add)
+        made = making.run(name or manifest.name)
         (root / MANIFEST_NAME).write_bytes(made.to_bytes())
         if run is not None and made.quantisation is not None:
             perplexity = _perplexities(run, before, Package(root, made, ""))
@@ -142,10 +150,16 @@ class _Making:
     """One run of writing a package below `root`. report is told bytes done and a label."""
 
     def __init__(
-        self, package: Package, root: Path, limits: Limits, seen: Seen, report: Callable[[int, str], None]
+        self,
+        package: Package,
+        root: Path,
+        limits: Limits,
+        group_size: int | None,
+        seen: Seen,
+        report: Callable[[int, str], None],
     ) -> None:
         self._package, self._manifest, self._root = package, package.manifest, root
-        self._limits, self._seen, self._report = limits, seen, report
+        self._limits, self._group_size, self._seen, self._report = limits, group_size, seen, report
         self._errors: dict[tuple[int, int], ExpertErrors] = {}
         self._kept: set[tuple[int, int]] = set()
         self._sketches: dict[tuple[int, int], list[float]] = {}
@@ -158,9 +172,7 @@ class _Making:
         for expert in range(self._manifest.expert_count):
             files[expert_file(expert)] = self._write_expert(expert)
         files[PROBES_NAME] = self._write_probes()
-        return replace(
-            self._manifest, name=name, schema=QUANTISED_SCHEMA, quantisation=self._quantisation(), files=files
-        )
+        return replace(self._described(), name=name, files=files)
 
     def _copy_others(self) -> dict[str, FileFacts]:
         """Copies what is neither an expert nor a probe, checked on the way."""
@@ -180,8 +192,7 @@ class _Making:
             assert isinstance(weights, ExpertWeights)
             tensors |= self._chosen(layer, expert, weights)
         # What is kept is only known of this expert so far; its own file's layout needs no more.
-        manifest = replace(self._manifest, schema=QUANTISED_SCHEMA, quantisation=self._quantisation())
-        specs = expert_tensor_specs(manifest, expert, DTYPE_NAMES[manifest.torch_dtype])
+        specs = expert_tensor_specs(self._described(), expert, DTYPE_NAMES[self._manifest.torch_dtype])
         writer = SafetensorsWriter(self._root / expert_file(expert), specs)
         for name in specs:
             writer.write(name, tensors[name])
@@ -191,9 +202,8 @@ class _Making:
     def _chosen(self, layer: int, expert: int, weights: ExpertWeights) -> dict[str, Tensor]:
         """The tensors of an expert in a layer as they will lie in its file."""
         try:
-            small = QuantisedExpert(
-                quantised(weights.up), quantised(weights.down), weights.dtype, weights.up_bias, weights.down_bias
-            )
+            up, down = (quantised(getattr(weights, part), self._group_size) for part in MATRICES)
+            small = QuantisedExpert(up, down, weights.dtype, weights.up_bias, weights.down_bias)
         except ValueError as error:
             raise ConversionError(f"expert {expert} of layer {layer}: {error}") from error
         rows = self._seen.rows(layer, expert)
@@ -216,6 +226,11 @@ class _Making:
                 parts |= {part: matrix.q, f"{part}_scale": matrix.scale, f"{part}_offset": matrix.offset}
         return {expert_tensor(layer, part): tensor for part, tensor in parts.items()}
 
+    def _described(self) -> Manifest:
+        """The manifest as far as it is known."""
+        quantisation = self._quantisation()
+        return replace(self._manifest, schema=schema_of(quantisation), quantisation=quantisation)
+
     def _quantisation(self) -> Quantisation:
         layers = self._manifest.moe_layers
         return Quantisation(
@@ -227,6 +242,7 @@ class _Making:
             },
             {layer: tuple(e for e in range(count) if (layer, e) in self._kept) for layer, count in layers.items()},
             None,
+            self._group_size,
         )
 
     def _write_probes(self) -> FileFacts:
