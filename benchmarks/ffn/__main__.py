@@ -44,7 +44,8 @@ def main() -> None:
     lines: list[str] = []
     how = f"threads {arguments.threads}, {arguments.clock} time"
     _say(lines, f"{machine}, {how}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
-    _say(lines, f"limits: read {limits.read_gbps:.1f} GB/s, torch's product of 2048 cubed {limits.gflops:.1f} GFLOP/s")
+    pages = f"read {limits.read_gbps:.1f} GB/s, from pages of 4 KiB {limits.small_pages_gbps:.1f}"
+    _say(lines, f"limits: {pages}; torch's product of 2048 cubed {limits.gflops:.1f} GFLOP/s")
     _say(lines, f"{shape.name}: {shape}; median of interleaved calls and, after it, the fastest quarter's slowest")
     rows: list[dict[str, object]] = []
     hopeless: set[str] = set()

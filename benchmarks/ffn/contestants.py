@@ -55,9 +55,9 @@ def _plain(backend: str) -> Callable[[Tensor, Tensor], Run]:
     return make
 
 
-def _int8(backend: str) -> Callable[[Tensor, Tensor], Run]:
+def _int8(backend: str, group_size: int | None = None) -> Callable[[Tensor, Tensor], Run]:
     def make(up: Tensor, down: Tensor) -> Run:
-        pairs = [(quantise(up[expert]), quantise(down[expert])) for expert in range(len(up))]
+        pairs = [tuple(quantise(matrix[expert], group_size) for matrix in (up, down)) for expert in range(len(up))]
         return _group({e: QuantisedExpert(*pair, torch.bfloat16) for e, pair in enumerate(pairs)}, backend)
 
     return make
@@ -116,6 +116,7 @@ _ONEDNN = "onednn fp32 packed" if onednn_backend.unsupported(torch.bfloat16) els
 CONTESTANTS: dict[str, Contestant] = {
     "native bf16": Contestant(2, _plain("native")),
     "native int8": Contestant(1, _int8("native")),
+    "native int8, groups of 64": Contestant(1, _int8("native", 64)),
     "native w8a8": Contestant(1, _int8(W8A8)),
     "torch F.linear bf16": Contestant(2, _plain("torch")),
     "transformers grouped_mm": Contestant(2, _grouped_mm),

@@ -1,25 +1,31 @@
 """Which machine and versions, and what the machine can do at most."""
 
+import mmap
 import os
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import transformers
 from moe.kernels.native import library, variants
+from torch import Tensor
 
+HUGE_PAGE = 2 << 20
 _BYTES = 512 << 20
 _SIDE = 2048
 
 
 @dataclass(frozen=True)
 class Limits:
-    """read_gbps: GB/s of reading memory far beyond the caches. gflops: of torch's product of 2048 cubed, the faster of
-    float32 and bfloat16."""
+    """read_gbps: GB/s of reading memory far beyond the caches, in huge pages where the system gives them, as packed
+    weights are; small_pages_gbps: in pages of 4 KiB, whose tables cost time. gflops: of torch's product of 2048 cubed,
+    the faster of float32 and bfloat16."""
 
     read_gbps: float
+    small_pages_gbps: float
     gflops: float
 
     def roofline_s(self, read_bytes: float, operations: float) -> tuple[float, str]:
@@ -38,12 +44,26 @@ def describe() -> str:
 
 def measure_limits(threads: int, clock: Callable[[], float]) -> Limits:
     """The best of several tries each, by a clock in seconds."""
-    memory = torch.zeros(_BYTES, dtype=torch.uint8)
-    read = library().function("moe_read_memory")
-    bandwidth = _BYTES / min(_seconds(lambda: read(memory.data_ptr(), _BYTES, threads), clock) for _ in range(7)) / 1e9
+    huge, small = (_read_gbps(buffer(_BYTES, huge=huge), threads, clock) for huge in (True, False))
     squares = [torch.randn(_SIDE, _SIDE).to(dtype) for dtype in (torch.float32, torch.bfloat16)]
     fastest = min(_seconds(lambda each=each: each @ each, clock) for _ in range(3) for each in squares)
-    return Limits(bandwidth, 2 * _SIDE**3 / fastest / 1e9)
+    return Limits(max(huge, small), small, 2 * _SIDE**3 / fastest / 1e9)
+
+
+def buffer(size: int, *, huge: bool) -> Tensor:
+    """uint8 [size] of memory that was written to, from a huge page's start; in huge pages if so asked, else in none."""
+    # Python's default, shared memory, is a file's, and has huge pages by other rules.
+    area = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # advice: a system without huge pages serves from small ones
+        area.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
+    whole = torch.frombuffer(area, dtype=torch.uint8)
+    first = -whole.data_ptr() % HUGE_PAGE
+    return whole[first : first + size].fill_(1)
+
+
+def _read_gbps(memory: Tensor, threads: int, clock: Callable[[], float]) -> float:
+    read, size = library().function("moe_read_memory"), len(memory)
+    return size / min(_seconds(lambda: read(memory.data_ptr(), size, threads), clock) for _ in range(7)) / 1e9
 
 
 def _seconds(call: Callable[[], object], clock: Callable[[], float]) -> float:

@@ -7,6 +7,7 @@ import torch
 from benchmarks import environments
 from benchmarks.ffn.check import expected, wrong
 from benchmarks.ffn.contestants import CONTESTANTS, build
+from benchmarks.ffn.machine import HUGE_PAGE, Limits, buffer
 from benchmarks.ffn.peers import PeerProcess
 from benchmarks.ffn.run_peer import read_frame, write_frame
 from benchmarks.ffn.shapes import Shape, routings
@@ -21,6 +22,41 @@ SMALL = Shape("a test's", hidden=64, inner=32, experts=5, topk=2)
 def test_a_contestant_computes_the_layer(name: str) -> None:
     routing = routings(SMALL, 3)[0]
     assert wrong(build(SMALL, [name])[name](routing), routing, SMALL, CONTESTANTS[name].bytes_per_weight) == ""
+
+
+@pytest.mark.parametrize("huge", [True, False])
+def test_memory_that_is_read_begins_with_a_huge_page_and_is_there(huge: bool) -> None:
+    memory = buffer(3 << 20, huge=huge)
+    assert (memory.data_ptr() % HUGE_PAGE, len(memory)) == (0, 3 << 20)
+    assert int(memory.sum(dtype=torch.int64)) == 3 << 20
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="a system without huge pages")
+@pytest.mark.parametrize(("huge", "flag"), [(True, "hg"), (False, "nh")])
+def test_memory_is_this_processs_own_and_advised_as_asked(huge: bool, flag: str) -> None:
+    memory = buffer(4 * HUGE_PAGE, huge=huge)
+    flags = _mapping_flags(memory.data_ptr())
+    assert flag in flags
+    assert "sh" not in flags
+
+
+def _mapping_flags(address: int) -> list[str]:
+    """VmFlags (proc_pid_smaps(5)) of the mapping that holds an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            first, last = (int(word, 16) for word in words[0].split("-"))
+            inside = first <= address < last
+        elif inside and words[0] == "VmFlags:":
+            return words[1:]
+    raise AssertionError(f"no mapping holds {address:#x}")
+
+
+def test_the_roofline_is_the_slower_of_reading_and_computing() -> None:
+    limits = Limits(read_gbps=10.0, small_pages_gbps=5.0, gflops=100.0)
+    assert limits.roofline_s(1e9, 1e9) == (0.1, "memory")
+    assert limits.roofline_s(1e9, 1e11) == (1.0, "arithmetic")
 
 
 def test_rows_of_other_experts_are_found() -> None:
