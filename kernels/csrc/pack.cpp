@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kSharesPerThread = 4;
 constexpr int64_t kSmallestShare = 1 << 17;  // multiply-adds; some ten microseconds, what waking a thread costs
-constexpr int64_t kWorthWaking = 60'000;         // nanoseconds of one thread
+constexpr int64_t kWorthWaking = 150'000;        // nanoseconds of one thread
 constexpr int64_t kBytesPerNanosecond = 30;      // that a thread reads (Zen 4), and
 constexpr int64_t kWorkPerNanosecond = 100;      // multiply-adds that it does; both at most
 constexpr int64_t kMostElements = (int64_t)1 << 40;
