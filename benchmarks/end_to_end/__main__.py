@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     require_places([place for name in chosen.model for place in _places(name, chosen.workload)], chosen.into)
     effort = Effort(tuple(chosen.workload), 2 if chosen.quick else 4, chosen.requests)
     gguf = any(each.startswith("llama.cpp") for each in chosen.peer)
-    every = [_turns(ensure_model(name, gguf=gguf), chosen) for name in chosen.model]
+    every = [_turns(ensure_model(name, gguf=gguf, weights=chosen.weights), chosen) for name in chosen.model]
     order = [(t.model.name, engine.name) for t in every for _ in range(chosen.rounds) for engine in t.engines]
     left = remaining(order, effort)
     _say(f"{left.total} turns, about {minutes(left.left_s)} on a quiet machine")
