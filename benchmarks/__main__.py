@@ -19,8 +19,8 @@ from pathlib import Path
 from benchmarks.end_to_end.plan import Effort, minutes, remaining
 from benchmarks.places import CHECKOUT
 
-_OURS, _PEERS = 3, 5
-"""Engines of ours that end-to-end takes by default, and peers."""
+_OURS, _PEERS = 6, 5
+"""Engines of ours that end-to-end takes by default, three for each kind of weights, and peers."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ def steps(*, quick: bool) -> list[Step]:
             Step("end to end", ("benchmarks.end_to_end", *words), 240),
         ]
     shapes = [Step(f"experts' kernels, {name}", ("benchmarks.ffn", "--shape", name), 240) for name in _SHAPES]
-    grow = ("--model", *_GROWING, "--aggregator", "embedded", "--peer", "--workload", "W1", "W2")
+    grow = ("--model", *_GROWING, "--aggregator", "embedded", "--weights", "bf16")
+    grow += ("--peer", "--workload", "W1", "W2")
     growing = _end_to_end_s(_GROWING, 2, 0, Effort(("W1", "W2")))
     whole = _end_to_end_s(_WHOLE, _OURS, _PEERS, Effort())
     return [

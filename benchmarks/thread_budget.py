@@ -27,6 +27,7 @@ from benchmarks.end_to_end.models import NAMES, ensure_model
 from benchmarks.figures import median
 from benchmarks.machine import this_machine
 from benchmarks.tables import number, table
+from benchmarks.wires import AbsentError
 
 PLACE = "thread-budget"
 _NEW, _SINGLES, _LIMIT_S = 32, 3, 300.0
@@ -139,12 +140,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         every = divisions(chosen.groups, threads, chosen.only)
         for turn in range(chosen.rounds):
             for division in every if turn % 2 == 0 else reversed(every):
-                each = measure(model, division, chosen.aggregator, seed=turn * 100)
+                try:
+                    each = measure(model, division, chosen.aggregator, seed=turn * 100)
+                except AbsentError as error:
+                    print(f"thread-budget: {division} is left out: {error}", file=sys.stderr, flush=True)
+                    continue
                 print(f"thread-budget: {each}", file=sys.stderr, flush=True)
                 taken.append(each)
                 if chosen.keep:
                     with chosen.keep.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(asdict(each)) + "\n")
+    if not taken:
+        print("thread-budget: nothing was measured, so there is no table (--keep, --only)", file=sys.stderr)
+        return 1
     how = [
         f"model     {chosen.model}, aggregator {chosen.aggregator}; W1 of {_NEW} new tokens, W2 a median of {_SINGLES}",
         "taken     by moe up on this machine; best: of the same number of groups, 100%",

@@ -58,20 +58,27 @@ def _demo_checkpoint(home: Path) -> Path:
 
 def _package(name: str, checkpoint: Path, home: Path) -> Path:
     package = home / "packages" / name
-    try:
-        Package.open(package, verify="sizes")
-    except PackageError:
+    if not _whole(package):
         print(f"models: converting {name}", file=sys.stderr)
         package.parent.mkdir(parents=True, exist_ok=True)
         convert_checkpoint(checkpoint, package, name=name, licence="none", replace=package.exists())
     return package
 
 
+def _whole(package: Path) -> bool:
+    try:
+        Package.open(package, verify="sizes")
+    except PackageError:
+        return False
+    return True
+
+
 def _quantised(package: Path, home: Path) -> Path:
     """Made anew when the package is another."""
     target = home / "packages" / f"{package.name}-int8"
     done, wanted = target.with_suffix(".source"), sha256_of_file(package / MANIFEST_NAME)
-    if not done.exists() or done.read_text(encoding="ascii") != wanted:
+    made = done.exists() and done.read_text(encoding="ascii") == wanted
+    if not made or not _whole(target):
         print(f"models: quantising {package.name}", file=sys.stderr)
         target.parent.mkdir(parents=True, exist_ok=True)
         quantise_package(Package.open(package), target, replace_existing=target.exists())

@@ -74,7 +74,7 @@ def _rows(results: Sequence[Result]) -> list[list[str]]:
 
 def _weights(engine: str) -> str:
     """How an engine's name says what its experts hold: a tax is taken against the same."""
-    return next((words for words in WEIGHTS.values() if words and engine.endswith(words)), "")
+    return next((words for words in WEIGHTS.values() if words and words in engine), "")
 
 
 def _figures(result: Result, columns: dict[str, str]) -> list[str]:

@@ -64,8 +64,8 @@ MOE_EXPORT int32_t moe_linear_run(const void* handle, const void* rows, int32_t 
 // dtype; the k largest shares of each row's softmax (in float32), largest first, of equals the lowest id, NaN above all,
 // in index [n, k] and weights [n, k]; normalise: divided by their sum. All side by side.
 MOE_EXPORT int32_t moe_gate(const void* linear, const void* rows, int32_t dtype, int64_t n, int64_t row_stride,
-                            int64_t experts, int64_t k, int32_t normalise, void* logits, void* weights,
-                            int32_t weights_dtype, int64_t* index, int32_t threads, char* error, int64_t error_size);
+                            int64_t k, int32_t normalise, void* logits, void* weights, int32_t weights_dtype,
+                            int64_t* index, int32_t threads, char* error, int64_t error_size);
 
 // Reads memory and returns a sum over it: the machine's read bandwidth, for benchmarks. bytes: a multiple of 64.
 MOE_EXPORT uint64_t moe_read_memory(const void* memory, int64_t bytes, int32_t threads);

@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "errors.h"
-#include "matrix.h"
+#include "pack.h"
 #include "pool.h"
 #include "scalars.h"
 #include "scratch.h"
@@ -40,7 +40,8 @@ void narrowed(float value, char* to, int32_t dtype, int64_t place) {
 // NaN comes first, as in moe.kernels.topk.
 bool greater(float a, float b) { return a > b || (isnan(a) && !isnan(b)); }
 
-void choose(const Choice& choice, int64_t row, float* shares) {
+// shares: [experts], chosen: [k], of scratch.
+void choose(const Choice& choice, int64_t row, float* shares, float* chosen) {
   const char* logits = choice.logits + row * choice.experts * size_of(choice.dtype);
   float greatest = -INFINITY, sum = 0;
   for (int64_t e = 0; e < choice.experts; ++e) {
@@ -52,28 +53,26 @@ void choose(const Choice& choice, int64_t row, float* shares) {
   char* weights = choice.weights + row * choice.k * size_of(choice.weights_dtype);
   int64_t* index = choice.index + row * choice.k;
   float total = 0;
-  // The first of equals; those before it are taken. k is small.
+  // The first of equals. What is taken is below all shares.
   for (int64_t i = 0; i < choice.k; ++i) {
-    int64_t best = -1;
-    for (int64_t e = 0; e < choice.experts; ++e) {
-      bool taken = false;
-      for (int64_t j = 0; j < i; ++j) taken |= index[j] == e;
-      if (!taken && (best < 0 || greater(shares[e], shares[best]))) best = e;
-    }
+    int64_t best = 0;
+    for (int64_t e = 1; e < choice.experts; ++e)
+      if (greater(shares[e], shares[best])) best = e;
     index[i] = best;
-    total += shares[best];
+    chosen[i] = shares[best];
+    total += chosen[i];
+    shares[best] = -1;
   }
-  for (int64_t i = 0; i < choice.k; ++i) {
-    const float share = shares[index[i]];
-    narrowed(choice.normalise ? share / total : share, weights, choice.weights_dtype, i);
-  }
+  for (int64_t i = 0; i < choice.k; ++i)
+    narrowed(choice.normalise ? chosen[i] / total : chosen[i], weights, choice.weights_dtype, i);
 }
 
 }  // namespace
 
-int32_t moe_gate(const void* linear, const void* rows, int32_t dtype, int64_t n, int64_t row_stride, int64_t experts,
-                 int64_t k, int32_t normalise, void* logits, void* weights, int32_t weights_dtype, int64_t* index,
-                 int32_t threads, char* error, int64_t error_size) {
+int32_t moe_gate(const void* linear, const void* rows, int32_t dtype, int64_t n, int64_t row_stride, int64_t k,
+                 int32_t normalise, void* logits, void* weights, int32_t weights_dtype, int64_t* index, int32_t threads,
+                 char* error, int64_t error_size) {
+  const int64_t experts = linear_outputs(linear);
   if (k < 1 || k > experts)
     return fail(error, error_size, "k: got %lld, want 1 to %lld", (long long)k, (long long)experts);
   if (!is_float(weights_dtype))
@@ -83,13 +82,14 @@ int32_t moe_gate(const void* linear, const void* rows, int32_t dtype, int64_t n,
                       static_cast<char*>(weights),      weights_dtype, index};
   const int32_t used = n * experts < kWorthSharing ? 1 : threads;
   Scratch& scratch = Scratch::of_this_thread();
-  if (!scratch.reserve(used * Scratch::size<float>(experts)))
+  const int64_t each = Scratch::size<float>(experts + k);  // of a thread, on cache lines of its own
+  if (!scratch.reserve(used * each))
     return fail(error, error_size, "not enough memory for %lld experts", (long long)experts);
-  float* shares = scratch.take<float>(used * Scratch::size<float>(experts) / (int64_t)sizeof(float));
-  const int64_t apart = Scratch::size<float>(experts) / (int64_t)sizeof(float);
+  char* memory = scratch.take<char>(used * each);
   parallel(used, used, [&](int64_t share) {
+    float* shares = reinterpret_cast<float*>(memory + share * each);
     for (int64_t row = n * share / used; row < n * (share + 1) / used; ++row)
-      choose(choice, row, shares + share * apart);
+      choose(choice, row, shares, shares + experts);
   });
   return 0;
 }

@@ -80,6 +80,8 @@ int32_t moe_linear_pack(int32_t variant, const moe_matrix* weight, const float* 
 
 void moe_linear_free(void* handle) { delete static_cast<Linear*>(handle); }
 
+int64_t linear_outputs(const void* handle) { return static_cast<const Linear*>(handle)->weight.out; }
+
 int64_t moe_linear_bytes(const void* handle) { return static_cast<const Linear*>(handle)->weight.bytes(); }
 
 int32_t moe_linear_run(const void* handle, const void* rows, int32_t rows_dtype, int64_t n, int64_t row_stride,

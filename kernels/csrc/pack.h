@@ -6,6 +6,9 @@
 // Checks the source and packs it. Returns 0, or 1 and a message.
 int32_t pack_matrix(const Variant& variant, const moe_matrix& source, Matrix& matrix, char* error, int64_t error_size);
 
+// Of a handle of moe_linear_pack.
+int64_t linear_outputs(const void* handle);
+
 // Threads worth waking for the products of n rows with so many panels of matrices of one shape. A thread that sleeps
 // begins after some fifty microseconds, and takes its core from whoever else could use it: an expert, where the caller is
 // a router on the same machine.

@@ -61,11 +61,7 @@ class Pool {
       }
       job_ = &job;
       wanted_ = threads - 1;
-      if (sleeping_ == 1) {
-        wake_.notify_one();
-      } else if (sleeping_) {
-        wake_.notify_all();
-      }
+      for (int32_t i = 0; i < wanted_ && i < sleeping_; ++i) wake_.notify_one();
     }
     job.work();
     {

@@ -1,5 +1,6 @@
 #include "weight_memory.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -63,6 +64,9 @@ class Block {
 std::mutex taking;
 std::weak_ptr<Block> filling;
 
+// A child that is forked while another thread takes memory would find it taken for ever.
+const int forks_between = pthread_atfork([] { taking.lock(); }, [] { taking.unlock(); }, [] { taking.unlock(); });
+
 std::shared_ptr<char> part_of_block(size_t bytes) {
   std::lock_guard<std::mutex> lock(taking);
   std::shared_ptr<Block> block = filling.lock();
@@ -77,6 +81,7 @@ std::shared_ptr<char> part_of_block(size_t bytes) {
 }  // namespace
 
 std::shared_ptr<char> weight_memory(int64_t bytes) {
+  (void)forks_between;
   const size_t size = rounded_up((size_t)(bytes > 0 ? bytes : 1), kLine);
   try {
     if (size >= kLeast) return part_of_block(size);

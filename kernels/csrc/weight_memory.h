@@ -7,5 +7,6 @@
 
 #include <memory>
 
-// Aligned to cache lines; null when memory is short. What is given back goes back to the system, whatever lies beside it.
+// Aligned to cache lines; null when memory is short. What is given back goes back to the system: whole huge pages at once,
+// a part of one when the system, short of memory, splits it.
 std::shared_ptr<char> weight_memory(int64_t bytes);

@@ -244,6 +244,14 @@ def test_each_group_is_quantised_as_a_matrix_of_its_own():
         assert torch.equal(packed.dequantised(torch.float64)[:, columns], alone.dequantised(torch.float64))
 
 
+def test_a_group_larger_than_the_matrix_is_a_whole_channel_and_takes_no_more_memory():
+    matrix = drawn(5, 40)
+    whole, grouped = quantise(matrix), quantise(matrix, 1 << 30)
+    assert torch.equal(whole.q, grouped.q)
+    assert grouped.by_element(grouped.scale).untyped_storage().nbytes() <= matrix.numel() * 8
+    assert torch.equal(whole.dequantised(torch.float64), grouped.dequantised(torch.float64))
+
+
 def test_scales_of_another_shape_and_sizes_that_no_group_can_have_are_refused():
     whole, grouped = quantise(drawn(5, 40)), quantise(drawn(5, 40), 16)
     with pytest.raises(ValueError, match=r"scale: got torch\.float32 \[5\], want float32 \[5, 3\]"):

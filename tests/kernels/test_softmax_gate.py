@@ -10,7 +10,7 @@ from moe.kernels.topk import topk
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SIZES = [(0, 4, 2), (1, 1, 1), (1, 16, 2), (9, 8, 8), (50, 60, 4), (7, 128, 8), (300, 33, 5)]
+SIZES = [(0, 4, 2), (1, 1, 1), (1, 16, 2), (9, 8, 8), (50, 60, 4), (7, 128, 8), (2, 128, 128), (300, 33, 5)]
 """(rows, experts, k): no row, nothing to choose, one row, all of them, and enough rows for two threads."""
 
 HIDDEN = 40

@@ -35,7 +35,7 @@ def test_large_weights_ask_for_huge_pages() -> None:
     assert asked >= linear.bytes if _SYSTEM_HAS_HUGE_PAGES else asked == 0
 
 
-def test_weights_of_one_block_are_given_back_one_by_one() -> None:
+def test_weights_of_one_block_stop_being_resident_one_by_one() -> None:
     linears = [NativeLinear(torch.ones(1024, 4096, dtype=torch.bfloat16), None) for _ in range(16)]
     full = _resident()
     survivor = linears[7]

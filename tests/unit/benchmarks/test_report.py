@@ -22,7 +22,7 @@ def test_the_tax_is_lost_throughput_and_longer_tokens() -> None:
 def test_the_tax_of_quantised_experts_is_taken_against_quantised_ones() -> None:
     bytes_ = WEIGHTS["int8"]
     plain, small = result(BASELINE, [100.0], [10.0]), result(BASELINE + bytes_, [200.0], [5.0])
-    shown = results_text([plain, small, result(f"moe, 8 groups{bytes_}", [100.0], [6.0])])
+    shown = results_text([plain, small, result(f"moe, 8 groups{bytes_}, wire native", [100.0], [6.0])])
     assert [cell.strip() for cell in shown.splitlines()[-1].split("|")[6:8]] == ["+100%", "+20%"]
     assert [cell.strip() for cell in shown.splitlines()[-2].split("|")[6:8]] == ["-", "-"]
 

@@ -94,6 +94,16 @@ async def test_an_expert_that_can_no_longer_be_read_shows_nothing_and_is_asked_a
     assert site.shown() == "10%"
 
 
+async def test_an_expert_that_is_not_the_model_s_own_shows_no_load_and_causes_no_look():
+    meter = Pods(a=5.0)
+    site = Site(meter)
+    site.small.objects[Ref("MoEExpert", "demo-000")]["metadata"]["ownerReferences"] = []
+    site.show()
+    await site.round()
+    meter.busy["a"] += 15.0
+    assert await site.round() == []
+
+
 async def test_dead_pods_are_told_once_and_not_once_a_round(caplog):
     site = Site(Pods(a=1.0), pods=("a", "dead", "gone"))
     await site.round()

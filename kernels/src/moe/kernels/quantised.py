@@ -68,7 +68,8 @@ class QuantisedWeight:
         """Scales or offsets, those of each element of the matrix: float64 [out, 1] or [out, in]."""
         if self.group_size is None:
             return scales.double()[:, None]
-        return scales.double().repeat_interleave(self.group_size, dim=1)[:, : self.shape[1]]
+        size = min(self.group_size, self.shape[1])  # a group may be larger than the matrix
+        return scales.double().repeat_interleave(size, dim=1)[:, : self.shape[1]]
 
 
 Weight: TypeAlias = Tensor | QuantisedWeight
@@ -112,7 +113,7 @@ def quantise(matrix: Tensor, group_size: int | None = None) -> QuantisedWeight:
 def _in_groups(wide: Tensor, group_size: int | None) -> Tensor:
     """[out, groups, size]; what the last group lacks is its last value over and over, which leaves its range alone."""
     out, columns = wide.shape
-    size = columns if group_size is None else group_size
+    size = columns if group_size is None else min(group_size, columns)  # a group may be larger than the matrix
     missing = -columns % size
     if missing:
         wide = torch.cat([wide, wide[:, -1:].expand(out, missing)], dim=1)

@@ -14,7 +14,7 @@ from moe.operator.kinds import EXPERT
 from moe.operator.load import Reading, load_of, shares
 from moe.operator.meter import AT_ONCE, Meter, MeterError
 from moe.operator.metrics import LOAD_READINGS
-from moe.operator.observed import Observed, serving, written
+from moe.operator.observed import Observed, owned_by, serving, written
 from moe.operator.world import ModelKey, World
 
 logger = logging.getLogger("moe.operator")
@@ -93,5 +93,6 @@ def _hosts(observed: Observed) -> list[tuple[str, str]]:
 
 def _moved(observed: Observed) -> bool:
     """Whether a MoEExpert shows another load than it should."""
-    shown = ((body["metadata"]["name"], written(body).load_percent) for body in observed.of_kind(EXPERT.name))
+    ours = (body for body in observed.of_kind(EXPERT.name) if owned_by(body, observed.uid))
+    shown = ((body["metadata"]["name"], written(body).load_percent) for body in ours)
     return any(load_of(observed, name, percent) != percent for name, percent in shown)

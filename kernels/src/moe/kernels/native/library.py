@@ -135,7 +135,7 @@ _PROJECT = (*_WAY, *(c_void_p,) * 3, c_int32)
 _THROUGH = (c_int32, POINTER(LayerStruct), POINTER(CacheStruct), POINTER(RotaryStruct), c_void_p, c_int64, c_int64)
 _LAYER = (*_THROUGH, *(c_void_p,) * 7, c_int32)
 _NORM = (c_int32, c_void_p, c_int32, c_int64, c_int64, c_int64, c_void_p, c_float, c_int32, c_void_p, c_int32)
-_GATE = (c_void_p, c_void_p, c_int32, *(c_int64,) * 4, c_int32, c_void_p, c_void_p, c_int32, c_void_p, c_int32)
+_GATE = (c_void_p, c_void_p, c_int32, *(c_int64,) * 3, c_int32, c_void_p, c_void_p, c_int32, c_void_p, c_int32)
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "moe_kernels_abi": (c_int32, ()),
     "moe_variants": (c_int32, ()),

@@ -51,7 +51,6 @@ class SoftmaxGate:
             numbers[0],
             n,
             rows.stride(0),
-            self._experts,
             k,
             self._normalise,
             logits.data_ptr(),
