@@ -22,21 +22,6 @@ struct Choice {
   int64_t* index;
 };
 
-float widened(const char* from, int32_t dtype, int64_t place) {
-  if (dtype == MOE_FLOAT32) return element_at<float>(from + place * 4);
-  const uint16_t bits = element_at<uint16_t>(from + place * 2);
-  return dtype == MOE_BFLOAT16 ? BFloat16::widen(bits) : Float16::widen(bits);
-}
-
-void narrowed(float value, char* to, int32_t dtype, int64_t place) {
-  if (dtype == MOE_FLOAT32) {
-    memcpy(to + place * 4, &value, 4);
-    return;
-  }
-  const uint16_t bits = dtype == MOE_BFLOAT16 ? BFloat16::narrow(value) : Float16::narrow(value);
-  memcpy(to + place * 2, &bits, 2);
-}
-
 // NaN comes first, as in moe.kernels.topk.
 bool greater(float a, float b) { return a > b || (isnan(a) && !isnan(b)); }
 
@@ -45,7 +30,7 @@ void choose(const Choice& choice, int64_t row, float* shares, float* chosen) {
   const char* logits = choice.logits + row * choice.experts * size_of(choice.dtype);
   float greatest = -INFINITY, sum = 0;
   for (int64_t e = 0; e < choice.experts; ++e) {
-    shares[e] = widened(logits, choice.dtype, e);
+    shares[e] = widened_at(logits + e * size_of(choice.dtype), choice.dtype);
     if (greater(shares[e], greatest)) greatest = shares[e];
   }
   for (int64_t e = 0; e < choice.experts; ++e) sum += shares[e] = expf(shares[e] - greatest);
@@ -64,7 +49,8 @@ void choose(const Choice& choice, int64_t row, float* shares, float* chosen) {
     shares[best] = -1;
   }
   for (int64_t i = 0; i < choice.k; ++i)
-    narrowed(choice.normalise ? chosen[i] / total : chosen[i], weights, choice.weights_dtype, i);
+    narrow_to(weights + i * size_of(choice.weights_dtype), choice.weights_dtype,
+              choice.normalise ? chosen[i] / total : chosen[i]);
 }
 
 }  // namespace

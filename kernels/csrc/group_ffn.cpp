@@ -54,10 +54,7 @@ struct Segment {
 };
 
 float weight_at(const Call& call, int64_t slot) {
-  const char* at = call.slot_weights + slot * size_of(call.weights_dtype);
-  if (call.weights_dtype == MOE_FLOAT32) return element_at<float>(at);
-  const uint16_t bits = element_at<uint16_t>(at);
-  return call.weights_dtype == MOE_BFLOAT16 ? BFloat16::widen(bits) : Float16::widen(bits);
+  return widened_at(call.slot_weights + slot * size_of(call.weights_dtype), call.weights_dtype);
 }
 
 Memory<float> padded(const float* bias, int64_t count, int64_t panel) {

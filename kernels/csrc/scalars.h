@@ -71,6 +71,22 @@ struct Float16 {
   }
 };
 
+// The element at any address, of a float dtype, and back.
+static inline float widened_at(const void* from, int32_t dtype) {
+  if (dtype == MOE_FLOAT32) return element_at<float>(from);
+  const uint16_t bits = element_at<uint16_t>(from);
+  return dtype == MOE_BFLOAT16 ? BFloat16::widen(bits) : Float16::widen(bits);
+}
+
+static inline void narrow_to(void* to, int32_t dtype, float value) {
+  if (dtype == MOE_FLOAT32) {
+    memcpy(to, &value, sizeof value);
+    return;
+  }
+  const uint16_t bits = dtype == MOE_BFLOAT16 ? BFloat16::narrow(value) : Float16::narrow(value);
+  memcpy(to, &bits, sizeof bits);
+}
+
 static inline bool is_bytes(int32_t dtype) { return dtype == MOE_INT8 || dtype == MOE_INT8_DYNAMIC; }
 
 static inline int64_t size_of(int32_t dtype) {

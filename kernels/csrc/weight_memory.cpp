@@ -65,7 +65,7 @@ std::mutex taking;
 std::weak_ptr<Block> filling;
 
 // A child that is forked while another thread takes memory would find it taken for ever.
-const int forks_between = pthread_atfork([] { taking.lock(); }, [] { taking.unlock(); }, [] { taking.unlock(); });
+[[maybe_unused]] const int forks_between = pthread_atfork([] { taking.lock(); }, [] { taking.unlock(); }, [] { taking.unlock(); });
 
 std::shared_ptr<char> part_of_block(size_t bytes) {
   std::lock_guard<std::mutex> lock(taking);
@@ -81,7 +81,6 @@ std::shared_ptr<char> part_of_block(size_t bytes) {
 }  // namespace
 
 std::shared_ptr<char> weight_memory(int64_t bytes) {
-  (void)forks_between;
   const size_t size = rounded_up((size_t)(bytes > 0 ? bytes : 1), kLine);
   try {
     if (size >= kLeast) return part_of_block(size);

@@ -106,8 +106,13 @@ def test_it_rounds_where_torchs_operators_do(variant, spec, dtype, weights_dtype
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 @pytest.mark.parametrize("variant", variants())
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(variant, spec, threads, dtype):
-    held, given, chosen = experts(spec, (40, 130), dtype), rows(40, 40, dtype), slots(SLOTS["ragged"], dtype)
-    group, before = NativeGroup(held, spec, variant=variant), torch.get_num_threads()
+    group = NativeGroup(experts(spec, (40, 130), dtype), spec, variant=variant)
+    assert_same_bits_alone_and_together(group, threads, dtype)
+
+
+def assert_same_bits_alone_and_together(group: NativeGroup, threads: int, dtype: torch.dtype) -> None:
+    """40 rows one by one on the threads that there are, and all at once on so many. group: of hidden size 40."""
+    given, chosen, before = rows(40, 40, dtype), slots(SLOTS["ragged"], dtype), torch.get_num_threads()
     alone = torch.cat([group(given[row : row + 1], *_of_row(chosen, row), dtype) for row in range(40)])
     torch.set_num_threads(threads)
     try:
@@ -204,15 +209,8 @@ def test_a_row_through_quantised_experts_has_the_same_bits_alone_and_in_any_batc
 ):
     spec, dtype = SPECS["silu"], torch.bfloat16
     held = {expert: quantised(each, dtype, group_size) for expert, each in experts(spec, (40, 130), dtype).items()}
-    given, chosen = rows(40, 40, dtype), slots(SLOTS["ragged"], dtype)
-    group, before = NativeGroup(held, spec, variant=variant, round_rows=round_rows), torch.get_num_threads()
-    alone = torch.cat([group(given[row : row + 1], *_of_row(chosen, row), dtype) for row in range(40)])
-    torch.set_num_threads(threads)
-    try:
-        together = group(given, *chosen, dtype)
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(together, alone)
+    group = NativeGroup(held, spec, variant=variant, round_rows=round_rows)
+    assert_same_bits_alone_and_together(group, threads, dtype)
 
 
 @pytest.mark.parametrize("round_rows", [False, True], ids=["rows as they are", "rounded rows"])
