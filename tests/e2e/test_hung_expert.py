@@ -10,7 +10,7 @@ from support.moe_up import MoeUp
 from support.streams import Clients, request
 
 PROMPTS = [[5], [7, 9, 11], list(range(3, 20)), [99, 98, 97, 96]]
-REQUESTS = [request(prompt) for prompt in PROMPTS]
+REQUESTS = [request(prompt, 400) for prompt in PROMPTS]
 LAYER_TIMEOUT_S = 60
 
 

@@ -64,7 +64,7 @@ class Clients:
         meanwhile: Callable[[], None] | None = None,
         after: int = 1,
     ) -> list[Answer]:
-        """All at once; `meanwhile` runs when `after` tokens have arrived."""
+        """All at once; `meanwhile` runs when `after` tokens have arrived, and ends before the last of them has."""
         self.progress = 0
         with ThreadPoolExecutor(len(requests)) as pool:
             asked = [pool.submit(self.ask, each) for each in requests]
@@ -72,6 +72,7 @@ class Clients:
                 with self._moved:
                     assert self._moved.wait_for(lambda: self.progress >= after, 240), "no tokens came"
                 meanwhile()
+                assert not all(each.done() for each in asked), "the answers ended first: ask for longer ones"
             return [each.result() for each in asked]
 
     def close(self) -> None:

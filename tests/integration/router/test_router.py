@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 PROMPTS = ([5, 17, 99, 3, 42, 11, 250], [7], [8, 9], list(range(40, 77)))
 LENGTH = 24
+LONG = 300  # tokens of an answer that a fault falls into: a step takes a few milliseconds
 
 
 def request_of(prompt: Sequence[int], length: int = LENGTH, **settings: object) -> pb.GenerateRequest:
@@ -76,18 +77,18 @@ def test_a_score_is_that_of_transformers_and_a_chat_streams_whole_characters(
 def test_a_killed_replica_costs_no_request_and_no_token(deployment: Deployment, reference: PreTrainedModel) -> None:
     prompts, before = PROMPTS[:3], generated(deployment)
     with ThreadPoolExecutor(len(prompts)) as threads:
-        running = [threads.submit(ask, deployment, prompt, 150) for prompt in prompts]
+        running = [threads.submit(ask, deployment, prompt, LONG) for prompt in prompts]
         _until(lambda: generated(deployment) > before + 30)
         deployment.kill("g0-0")
         found = [answer.result(PATIENCE_S) for answer in running]
-    assert found == [greedy(reference, prompt, 150) for prompt in prompts]
+    assert found == [greedy(reference, prompt, LONG) for prompt in prompts]
     assert deployment.stats().retried_parts > 0
 
 
 def test_waiting_for_the_only_replica_keeps_the_tokens(deployment: Deployment, reference: PreTrainedModel) -> None:
     before = generated(deployment)
     with ThreadPoolExecutor(1) as threads:
-        running = threads.submit(ask, deployment, PROMPTS[0], 150)
+        running = threads.submit(ask, deployment, PROMPTS[0], LONG)
         _until(lambda: generated(deployment) > before + 30)
         deployment.kill("g1-0")
         deployment.list_ready(("g0-0", "g0-1"))
@@ -96,18 +97,18 @@ def test_waiting_for_the_only_replica_keeps_the_tokens(deployment: Deployment, r
         deployment.restore()
         found = running.result(PATIENCE_S)
     assert health == SERVING
-    assert found == greedy(reference, PROMPTS[0], 150)
+    assert found == greedy(reference, PROMPTS[0], LONG)
 
 
 def test_a_killed_aggregator_costs_no_token(deployment: Deployment, reference: PreTrainedModel) -> None:
     before = generated(deployment, "router-1")
     with ThreadPoolExecutor(1) as threads:
-        running = threads.submit(ask, deployment, PROMPTS[0], 150, "router-1")
+        running = threads.submit(ask, deployment, PROMPTS[0], LONG, "router-1")
         _until(lambda: generated(deployment, "router-1") > before + 30)
         deployment.kill("agg-0")
         deployment.restore()
         found = running.result(PATIENCE_S)
-    assert (found, deployment.stats("router-1").redone_calls > 0) == (greedy(reference, PROMPTS[0], 150), True)
+    assert (found, deployment.stats("router-1").redone_calls > 0) == (greedy(reference, PROMPTS[0], LONG), True)
 
 
 def test_failing_at_once_names_layer_and_group(deployment: Deployment) -> None:
