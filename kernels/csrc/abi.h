@@ -11,7 +11,7 @@
 #define MOE_EXPORT __attribute__((visibility("default")))
 
 // Raised whenever a signature or a layout changes, so that an old library beside new Python is refused.
-#define MOE_KERNELS_ABI 6
+#define MOE_KERNELS_ABI 7
 
 #define MOE_FLOAT32 1
 #define MOE_BFLOAT16 2
@@ -205,4 +205,8 @@ MOE_EXPORT int32_t moe_layer_attend(int32_t variant, const moe_layer* layer, con
 MOE_EXPORT int32_t moe_rms_norm(int32_t variant, const void* rows, int32_t dtype, int64_t n, int64_t row_stride,
                                 int64_t width, const float* weight, float epsilon, int32_t round_first, void* out,
                                 int32_t threads, char* error, int64_t error_size);
+
+// out [n, width] = a + b, rounded once; all side by side, of one dtype.
+MOE_EXPORT int32_t moe_add(int32_t variant, const void* a, const void* b, int32_t dtype, int64_t n, int64_t width,
+                           void* out, int32_t threads, char* error, int64_t error_size);
 }

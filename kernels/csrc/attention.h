@@ -1,10 +1,13 @@
-// Softmax attention of one row's heads over keys and values where they lie in a cache, and the norm of a row.
+// Softmax attention of rows over keys and values where they lie in a cache, and the norm of a row.
 //
-// Scores, softmax and sums are float32, in an order that depends on the keys' number alone: a row's bits are the same
-// whatever else is in the call. Keys are widened a block at a time, once for all query heads that share them.
+// Scores, softmax and sums are float32, in an order that depends on a row's own keys alone: its bits are the same whatever
+// else is in the call. Keys are widened a block at a time, once for all query heads that share them, of all rows of a
+// tile: rows of one slot, as a prompt's are.
 #pragma once
 
 #include <math.h>
+
+#include <type_traits>
 
 #include "activation.h"
 #include "matrix.h"
@@ -14,6 +17,7 @@
 namespace MOE_VARIANT {
 
 constexpr int64_t kKeyBlock = 32;  // keys widened at once: a block of 128 values each stays in the first-level cache
+constexpr int kQueries = kAccumulators >= 24 ? 4 : 2;  // queries that meet a block at once, for whom it is loaded once
 
 static inline int64_t whole_vectors(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
 
@@ -56,27 +60,51 @@ static inline void widen_row(const typename Element::Bits* from, int64_t count, 
   for (int64_t i = count; i < padded; ++i) to[i] = 0;
 }
 
-// scores[j] = scale * query . keys[j] for `count` keys of a block.
-static inline void block_scores(const float* query, const float* keys, int64_t count, int64_t padded, float scale,
-                                float* scores) {
+// What one query head of one row works on: the widened query, its scores, from token `first` on, and its result.
+struct Query {
+  float *query, *scores, *mixed;
+  int64_t first;
+
+  float* scores_at(int64_t token) const { return scores + (token - first); }
+};
+
+// Scores of `count` keys of a block, the first of which is `token`, for Q queries: scale * query . key. A score's bits
+// don't depend on the key's place in the block.
+template <int Q>
+static inline void block_scores(const Query* queries, const float* keys, int64_t token, int64_t count, int64_t padded,
+                                float scale) {
+  const float* query[Q];
+  float* scores[Q];
+  for (int q = 0; q < Q; ++q) {
+    query[q] = queries[q].query;
+    scores[q] = queries[q].scores_at(token);
+  }
   int64_t j = 0;
   for (; j + 4 <= count; j += 4) {
     const float* key = keys + j * padded;
-    Vec a{}, b{}, c{}, d{};
+    Vec sums[Q][4] = {};
     for (int64_t i = 0; i < padded; i += kLanes) {
-      const Vec q = load<Vec>(query + i);
-      a = fma(q, load<Vec>(key + i), a);
-      b = fma(q, load<Vec>(key + padded + i), b);
-      c = fma(q, load<Vec>(key + 2 * padded + i), c);
-      d = fma(q, load<Vec>(key + 3 * padded + i), d);
+      Vec four[4];
+      for (int k = 0; k < 4; ++k) four[k] = load<Vec>(key + k * padded + i);
+      for (int q = 0; q < Q; ++q) {
+        const Vec x = load<Vec>(query[q] + i);
+        for (int k = 0; k < 4; ++k) sums[q][k] = fma(x, four[k], sums[q][k]);
+      }
     }
-    across_four(a, b, c, d, scores + j);
-    for (int i = 0; i < 4; ++i) scores[j + i] *= scale;
+    for (int q = 0; q < Q; ++q) {
+      across_four(sums[q][0], sums[q][1], sums[q][2], sums[q][3], scores[q] + j);
+      for (int k = 0; k < 4; ++k) scores[q][j + k] *= scale;
+    }
   }
   for (; j < count; ++j) {
-    Vec a{};
-    for (int64_t i = 0; i < padded; i += kLanes) a = fma(load<Vec>(query + i), load<Vec>(keys + j * padded + i), a);
-    scores[j] = across(a) * scale;
+    for (int q = 0; q < Q; ++q) {
+      Vec sum{};
+      for (int64_t i = 0; i < padded; i += kLanes)
+        sum = fma(load<Vec>(query[q] + i), load<Vec>(keys + j * padded + i), sum);
+      float four[4];
+      across_four(sum, Vec{}, Vec{}, Vec{}, four);
+      scores[q][j] = four[0] * scale;
+    }
   }
 }
 
@@ -105,88 +133,130 @@ static inline float soften(float* scores, int64_t count, const float* sink) {
   return across(sum) + (sink ? exponential(broadcast(*sink - greatest))[0] : 0.0f);
 }
 
-// mixed[head] += sum over a block's keys of shares[head][key] * values[key], keys in order; `Heads` heads, `Width` vectors.
-template <int Heads, int Width>
-static inline void mix(const float* shares, int64_t share_stride, const float* values, int64_t count, int64_t padded,
-                       float* mixed) {
-  Vec sums[Heads][Width];
-  for (int h = 0; h < Heads; ++h)
-    for (int i = 0; i < Width; ++i) sums[h][i] = load<Vec>(mixed + h * padded + i * kLanes);
+// mixed[i .. i + Width vectors) += sum over a block's keys of share * value, keys in order, for Q queries.
+template <int Q, int Width>
+static inline void mix(const Query* queries, const float* values, int64_t token, int64_t count, int64_t padded,
+                       int64_t i) {
+  Vec sums[Q][Width];
+  const float* shares[Q];
+  for (int q = 0; q < Q; ++q) {
+    shares[q] = queries[q].scores_at(token);
+    for (int v = 0; v < Width; ++v) sums[q][v] = load<Vec>(queries[q].mixed + i + v * kLanes);
+  }
   for (int64_t j = 0; j < count; ++j) {
     Vec value[Width];
-    for (int i = 0; i < Width; ++i) value[i] = load<Vec>(values + j * padded + i * kLanes);
-    for (int h = 0; h < Heads; ++h) {
-      const Vec share = broadcast(shares[h * share_stride + j]);
-      for (int i = 0; i < Width; ++i) sums[h][i] = fma(share, value[i], sums[h][i]);
+    for (int v = 0; v < Width; ++v) value[v] = load<Vec>(values + j * padded + i + v * kLanes);
+    for (int q = 0; q < Q; ++q) {
+      const Vec share = broadcast(shares[q][j]);
+      for (int v = 0; v < Width; ++v) sums[q][v] = fma(share, value[v], sums[q][v]);
     }
   }
-  for (int h = 0; h < Heads; ++h)
-    for (int i = 0; i < Width; ++i) store(mixed + h * padded + i * kLanes, sums[h][i]);
+  for (int q = 0; q < Q; ++q)
+    for (int v = 0; v < Width; ++v) store(queries[q].mixed + i + v * kLanes, sums[q][v]);
 }
 
-template <int Heads>
-static inline void mix_block(const float* shares, int64_t share_stride, const float* values, int64_t count,
-                             int64_t padded, float* mixed) {
+template <int Q>
+static inline void mix_block(const Query* queries, const float* values, int64_t token, int64_t count, int64_t padded) {
   int64_t i = 0;
-  for (; i + 4 * kLanes <= padded; i += 4 * kLanes) mix<Heads, 4>(shares, share_stride, values + i, count, padded, mixed + i);
-  for (; i < padded; i += kLanes) mix<Heads, 1>(shares, share_stride, values + i, count, padded, mixed + i);
+  for (; i + 4 * kLanes <= padded; i += 4 * kLanes) mix<Q, 4>(queries, values, token, count, padded, i);
+  for (; i < padded; i += kLanes) mix<Q, 1>(queries, values, token, count, padded, i);
 }
 
-static int64_t attention_scratch(const moe_cache& cache, int64_t heads, int64_t keys) {
+// Room for a tile's queries: their floats, those of a block, and the queries themselves.
+static int64_t attention_scratch(const moe_cache& cache, int64_t queries, int64_t keys) {
   const int64_t key = whole_vectors(cache.key_size), value = whole_vectors(cache.value_size);
-  return heads * (key + value + whole_vectors(keys)) + kKeyBlock * (key > value ? key : value);
+  return queries * (key + value + whole_vectors(keys) + (int64_t)(sizeof(Query) / sizeof(float))) +
+         kKeyBlock * (key > value ? key : value);
 }
 
-// Query heads first to last (counted over all) of one row, all sharing key head `head`.
+// Calls widen(token, count) for the tile's keys, a block after the other, and after each of them
+// meet(query, queries, token, count, place) for neighbouring queries that see the same of its keys; place: in the block.
+template <class Widen, class Meet>
+static inline void walk(const AttentionTile& tile, int64_t heads, const Widen& widen, const Meet& meet) {
+  int64_t begin = tile.rows[0].first, end = tile.rows[0].end;
+  for (int64_t r = 1; r < tile.count; ++r) {
+    if (tile.rows[r].first < begin) begin = tile.rows[r].first;
+    if (tile.rows[r].end > end) end = tile.rows[r].end;
+  }
+  for (int64_t at = begin; at < end; at += kKeyBlock) {
+    const int64_t stop = end - at < kKeyBlock ? end : at + kKeyBlock;
+    const auto low = [&](int64_t r) { return tile.rows[r].first > at ? tile.rows[r].first : at; };
+    const auto high = [&](int64_t r) { return tile.rows[r].end < stop ? tile.rows[r].end : stop; };
+    widen(at, stop - at);
+    for (int64_t r = 0, next; r < tile.count; r = next) {
+      for (next = r + 1; next < tile.count && low(next) == low(r) && high(next) == high(r);) ++next;
+      if (low(r) < high(r)) meet(r * heads, (next - r) * heads, low(r), high(r) - low(r), low(r) - at);
+    }
+  }
+}
+
+// Calls some(number, query) for queries first to first + count - 1, as many at once as there are registers for.
+template <class Some>
+static inline void together(int64_t first, int64_t count, const Some& some) {
+  const int64_t last = first + count;
+  for (; first + kQueries <= last; first += kQueries) some(std::integral_constant<int, kQueries>{}, first);
+  for (; first + 2 <= last; first += 2) some(std::integral_constant<int, 2>{}, first);
+  for (; first < last; ++first) some(std::integral_constant<int, 1>{}, first);
+}
+
+// Query heads first to last (counted over all) of a tile's rows, all sharing key head `head`.
 template <class Element>
-static void attend_of(const moe_cache& cache, const AttentionRow& row, int64_t head, int64_t first, int64_t last,
+static void attend_of(const moe_cache& cache, const AttentionTile& tile, int64_t head, int64_t first, int64_t last,
                       float* scratch) {
   typedef typename Element::Bits Bits;
-  const int64_t heads = last - first, keys = row.end - row.first, row_keys = whole_vectors(keys);
+  const int64_t heads = last - first, count = tile.count * heads;
   const int64_t key_size = whole_vectors(cache.key_size), value_size = whole_vectors(cache.value_size);
-  float* query = scratch;
-  float* mixed = query + heads * key_size;
-  float* scores = mixed + heads * value_size;
-  float* block = scores + heads * row_keys;
-  for (int64_t h = 0; h < heads; ++h)
-    widen_row<Element>((const Bits*)row.query + (first + h) * row.query_head_stride, cache.key_size, key_size,
-                       query + h * key_size);
-  const Bits* key = (const Bits*)cache.keys + row.slot * cache.key_slot_stride + head * cache.key_head_stride +
-                    row.first * cache.key_token_stride;
-  for (int64_t at = 0; at < keys; at += kKeyBlock) {
-    const int64_t count = keys - at < kKeyBlock ? keys - at : kKeyBlock;
-    for (int64_t j = 0; j < count; ++j)
-      widen_row<Element>(key + (at + j) * cache.key_token_stride, cache.key_size, key_size, block + j * key_size);
-    for (int64_t h = 0; h < heads; ++h)
-      block_scores(query + h * key_size, block, count, key_size, cache.scale, scores + h * row_keys + at);
+  float* block = scratch;
+  Query* queries = (Query*)(block + kKeyBlock * (key_size > value_size ? key_size : value_size));
+  float* room = (float*)(queries + count);
+  for (int64_t q = 0; q < count; ++q) {
+    const AttentionRow& row = tile.rows[q / heads];
+    queries[q] = {room, room + key_size + value_size, room + key_size, row.first};
+    room = queries[q].scores + whole_vectors(row.end - row.first);
+    widen_row<Element>((const Bits*)row.query + (first + q % heads) * row.query_head_stride, cache.key_size, key_size,
+                       queries[q].query);
+    for (int64_t i = 0; i < value_size; ++i) queries[q].mixed[i] = 0;
   }
-  for (int64_t i = 0; i < heads * value_size; ++i) mixed[i] = 0;
-  float* total = query;  // the queries are not needed any more; a head has at least one vector
-  for (int64_t h = 0; h < heads; ++h)
-    total[h] = soften(scores + h * row_keys, keys, cache.sinks ? cache.sinks + first + h : nullptr);
-  const Bits* value = (const Bits*)cache.values + row.slot * cache.value_slot_stride + head * cache.value_head_stride +
-                      row.first * cache.value_token_stride;
-  for (int64_t at = 0; at < keys; at += kKeyBlock) {
-    const int64_t count = keys - at < kKeyBlock ? keys - at : kKeyBlock;
-    for (int64_t j = 0; j < count; ++j)
-      widen_row<Element>(value + (at + j) * cache.value_token_stride, cache.value_size, value_size,
-                         block + j * value_size);
-    int64_t h = 0;
-    for (; h + 2 <= heads; h += 2)
-      mix_block<2>(scores + h * row_keys + at, row_keys, block, count, value_size, mixed + h * value_size);
-    if (h < heads) mix_block<1>(scores + h * row_keys + at, row_keys, block, count, value_size, mixed + h * value_size);
+  const auto widen = [&](const void* slab, int64_t slot_stride, int64_t head_stride, int64_t token_stride, int64_t size,
+                         int64_t padded) {
+    const Bits* from = (const Bits*)slab + tile.slot * slot_stride + head * head_stride;
+    return [=](int64_t token, int64_t many) {
+      for (int64_t j = 0; j < many; ++j)
+        widen_row<Element>(from + (token + j) * token_stride, size, padded, block + j * padded);
+    };
+  };
+  walk(tile, heads,
+       widen(cache.keys, cache.key_slot_stride, cache.key_head_stride, cache.key_token_stride, cache.key_size, key_size),
+       [&](int64_t from, int64_t some, int64_t token, int64_t many, int64_t place) {
+         together(from, some, [&](auto number, int64_t q) {
+           block_scores<number()>(queries + q, block + place * key_size, token, many, key_size, cache.scale);
+         });
+       });
+  for (int64_t q = 0; q < count; ++q) {
+    const AttentionRow& row = tile.rows[q / heads];
+    const float* sink = cache.sinks ? cache.sinks + first + q % heads : nullptr;
+    queries[q].query[0] = soften(queries[q].scores, row.end - row.first, sink);  // the query is not needed any more
   }
-  for (int64_t h = 0; h < heads; ++h) {
-    Bits* out = (Bits*)row.out + (first + h) * cache.value_size;
-    for (int64_t i = 0; i < cache.value_size; ++i) out[i] = Element::narrow(mixed[h * value_size + i] / total[h]);
+  walk(tile, heads,
+       widen(cache.values, cache.value_slot_stride, cache.value_head_stride, cache.value_token_stride, cache.value_size,
+             value_size),
+       [&](int64_t from, int64_t some, int64_t token, int64_t many, int64_t place) {
+         together(from, some, [&](auto number, int64_t q) {
+           mix_block<number()>(queries + q, block + place * value_size, token, many, value_size);
+         });
+       });
+  for (int64_t q = 0; q < count; ++q) {
+    Bits* out = (Bits*)tile.rows[q / heads].out + (first + q % heads) * cache.value_size;
+    const float total = queries[q].query[0];
+    for (int64_t i = 0; i < cache.value_size; ++i) out[i] = Element::narrow(queries[q].mixed[i] / total);
   }
 }
 
-static void attend(const moe_cache& cache, const AttentionRow& row, int64_t head, int64_t first, int64_t last,
+static void attend(const moe_cache& cache, const AttentionTile& tile, int64_t head, int64_t first, int64_t last,
                    float* scratch) {
-  if (cache.dtype == MOE_FLOAT32) return attend_of<Float32>(cache, row, head, first, last, scratch);
-  if (cache.dtype == MOE_BFLOAT16) return attend_of<BFloat16>(cache, row, head, first, last, scratch);
-  attend_of<Float16>(cache, row, head, first, last, scratch);
+  if (cache.dtype == MOE_FLOAT32) return attend_of<Float32>(cache, tile, head, first, last, scratch);
+  if (cache.dtype == MOE_BFLOAT16) return attend_of<BFloat16>(cache, tile, head, first, last, scratch);
+  attend_of<Float16>(cache, tile, head, first, last, scratch);
 }
 
 // One row over its root mean square, times weight. Rounded to the row's dtype before the weight too if round_first.

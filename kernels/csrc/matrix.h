@@ -58,12 +58,18 @@ struct SlotOutput {
   float weight;
 };
 
-// A row that attends: its query heads' elements, where its result goes, and its keys (tokens first to end of a slot).
+// A row that attends: its query heads' elements, where its result goes, and its keys (tokens first to end of its slot).
 struct AttentionRow {
   const void* query;
   int64_t query_head_stride;
   void* out;
-  int64_t slot, first, end;
+  int64_t first, end;
+};
+
+// Rows of one slot that attend together.
+struct AttentionTile {
+  const AttentionRow* rows;
+  int64_t count, slot;
 };
 
 // How n rows are cut into tiles: as few as possible, their heights differing by one at most, higher ones first.
@@ -132,11 +138,11 @@ struct Variant {
   void (*combine)(const moe_ffn& formula, const SlotOutput* slots, int64_t count, int32_t weights_dtype, void* partial,
                   int32_t partial_dtype);
 
-  // Floats of scratch that `attend` needs for this many query heads and keys.
-  int64_t (*attention_scratch)(const moe_cache& cache, int64_t heads, int64_t keys);
+  // Floats of scratch that `attend` needs for this many queries (a head of a row each) with at most so many keys.
+  int64_t (*attention_scratch)(const moe_cache& cache, int64_t queries, int64_t keys);
 
-  // Query heads first to last - 1 of a row, which share key head `head`.
-  void (*attend)(const moe_cache& cache, const AttentionRow& row, int64_t head, int64_t first, int64_t last,
+  // Query heads first to last - 1 of a tile's rows, which share key head `head`.
+  void (*attend)(const moe_cache& cache, const AttentionTile& tile, int64_t head, int64_t first, int64_t last,
                  float* scratch);
 
   // One row.

@@ -78,6 +78,33 @@ def test_a_row_has_the_same_bits_alone_and_among_others(variant, threads):
     assert torch.equal(bits(together), bits(torch.cat(alone)))
 
 
+CHUNKS = {
+    "full": [(2, 0, end) for end in range(20, 70)],
+    "a window": [(2, max(0, end - 21), end) for end in range(1, 70)],
+    "chunked": [(2, (end - 1) // 16 * 16, end) for end in range(1, 70)],
+    "backwards": [(2, 0, end) for end in range(70, 30, -1)],
+    "two slots": [(slot, 0, end) for slot in (1, 3) for end in range(40, 60)],
+}
+"""Rows of one slot after the other, which the native kernel takes together: (slot, first, end)."""
+
+
+@pytest.mark.parametrize("groups", [1, 3, 8])
+@pytest.mark.parametrize("rows", CHUNKS.values(), ids=CHUNKS)
+@pytest.mark.parametrize("variant", variants())
+def test_a_chunk_s_row_has_the_bits_that_it_has_alone_and_reads_its_own_keys_alone(variant, rows, groups):
+    keys, values = slabs((2, groups, 40, 24), torch.bfloat16)
+    query = drawn(len(rows), 2 * groups, 40, dtype=torch.bfloat16, seed=2)
+    attention = NativeAttention(keys, values, groups, variant=variant)
+    alone = torch.cat([attention(query[i : i + 1], ranges(row), 0.2, None) for i, row in enumerate(rows)])
+    assert torch.equal(bits(attention(query, ranges(*rows), 0.2, None)), bits(alone))
+    last = max(end for _, _, end in rows) - 1
+    keys[:, :, last], values[:, :, last] = float("nan"), float("nan")
+    blind = torch.tensor([end <= last for _, _, end in rows])
+    spoilt = attention(query, ranges(*rows), 0.2, None)
+    assert torch.equal(bits(spoilt[blind]), bits(alone[blind]))
+    assert spoilt[~blind].isnan().all()
+
+
 @pytest.mark.parametrize("variant", variants())
 def test_nothing_outside_a_row_s_range_is_read(variant):
     size = SIZES["registers and a tail"]

@@ -110,6 +110,16 @@ def test_half_a_layer_gives_the_bits_of_its_steps(dtype, sunk):
     assert torch.equal(stage.keys, other.keys)
 
 
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("rows", [0, 1, 3, 700])
+def test_a_layer_closes_with_the_bits_of_a_sum(rows, dtype):
+    half = half_layer(Stage(dtype, SIZE))[0]
+    residual, made = drawn(rows, WIDTH, dtype=dtype), drawn(2, rows, WIDTH, dtype=dtype, seed=5).transpose(0, 1)[:, 0]
+    assert torch.equal(half.close(residual, made), residual + made)
+    with pytest.raises(ValueError, match=r"made: got torch.* \[1, \d+\], want"):
+        half.close(residual[:0], made.new_zeros(1, WIDTH))
+
+
 def test_a_half_layer_of_other_widths_is_refused():
     stage = Stage(torch.float32, SIZE)
     _, before, output, after = half_layer(stage)

@@ -9,6 +9,7 @@ import torch
 from moe.kernels.attention.native_backend import NativeAttention
 from moe.kernels.attention.projection import Projection, Rotary, check_rows
 from moe.kernels.attention.ranges import KeyRanges
+from moe.kernels.dtypes import DTYPE_NUMBERS
 from moe.kernels.linear import PackedLinear
 from moe.kernels.linear.native_backend import NativeLinear
 from moe.kernels.native.library import LayerStruct, NormStruct, library, variant_number
@@ -78,6 +79,28 @@ class HalfLayer:
         )
         residual, normed = made.unbind(0)
         return residual, normed
+
+    def close(self, residual: Tensor, made: Tensor) -> Tensor:
+        """What the layer gives: its residual plus what the feed-forward half made, each [n, hidden], rounded once.
+
+        Raises ValueError for rows that don't fit.
+        """
+        wanted = (residual.shape, residual.dtype)
+        if (made.shape, made.dtype) != wanted or residual.dim() != 2:
+            raise ValueError(f"made: got {made.dtype} {list(made.shape)}, want {residual.dtype} {list(residual.shape)}")
+        one, other = residual.contiguous(), made.contiguous()
+        out = torch.empty_like(one)
+        self._library.call(
+            "moe_add",
+            self._variant,
+            one.data_ptr(),
+            other.data_ptr(),
+            DTYPE_NUMBERS[one.dtype],
+            *one.shape,
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
 
 
 def _norm(norm: RmsNorm) -> NormStruct:

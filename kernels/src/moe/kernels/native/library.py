@@ -15,7 +15,7 @@ PATH_VARIABLE = "MOE_KERNELS_LIBRARY"
 """Environment variable that names another build of the library, such as the one with sanitizers."""
 
 PATH = Path(os.environ.get(PATH_VARIABLE) or Path(__file__).with_name("libmoe_kernels.so"))
-ABI = 6
+ABI = 7
 """MOE_KERNELS_ABI of csrc/abi.h that this Python speaks."""
 
 _REMEDY = "build it with `make kernels-native`"
@@ -134,6 +134,7 @@ _WAY = (c_int32, POINTER(ProjectionStruct), POINTER(CacheStruct), POINTER(Rotary
 _PROJECT = (*_WAY, *(c_void_p,) * 3, c_int32)
 _THROUGH = (c_int32, POINTER(LayerStruct), POINTER(CacheStruct), POINTER(RotaryStruct), c_void_p, c_int64, c_int64)
 _LAYER = (*_THROUGH, *(c_void_p,) * 7, c_int32)
+_ADD = (c_int32, c_void_p, c_void_p, c_int32, c_int64, c_int64, c_void_p, c_int32)
 _NORM = (c_int32, c_void_p, c_int32, c_int64, c_int64, c_int64, c_void_p, c_float, c_int32, c_void_p, c_int32)
 _GATE = (c_void_p, c_void_p, c_int32, *(c_int64,) * 3, c_int32, c_void_p, c_void_p, c_int32, c_void_p, c_int32)
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -156,6 +157,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "moe_project": (c_int32, (*_PROJECT, *_ERROR)),
     "moe_layer_attend": (c_int32, (*_LAYER, *_ERROR)),
     "moe_rms_norm": (c_int32, (*_NORM, *_ERROR)),
+    "moe_add": (c_int32, (*_ADD, *_ERROR)),
     "moe_group_ffn": (c_int32, (*_GROUP[:2], *_GROUP[3:], *_ERROR)),
 }
 

@@ -1,7 +1,7 @@
 """Attention by moe.kernels: a row reads its keys in place, whatever its slot, and gets the same bits in any company.
 
-Long prompt chunks go through the library's fused attention instead, which reads a block of keys once for many rows;
-in deterministic mode all rows go one way. Latent attention is absorbed (see `latent`) for whatever goes native.
+Latent attention is absorbed (see `latent`) for whatever goes native. Its long prompt chunks go through the library's fused
+attention instead, over keys that are expanded once for many rows; in deterministic mode all rows go one way.
 """
 
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ import torch
 from moe.kernels.attention import KeyRanges
 from moe.models.backbone.attention import Stretch, attend_stretch, stretch_of
 from moe.models.backbone.cache import SlotCache
-from moe.models.backbone.geometry import Visibility
+from moe.models.backbone.geometry import AttentionLayer
 from moe.models.backbone.latent import LatentProjection
 from moe.models.backbone.segments import PackedRows
 from moe.models.backbone.tiled_attention import in_tiles
 from torch import Tensor
 
 LONG_CHUNK = 16
-"""Rows from which on a chunk is attended to as one: measured even at 16 to 32 rows of 16 heads of 64."""
+"""Rows from which on a chunk over latents is attended to as one."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,19 @@ class NativePlan:
     tiled: bool
 
 
-def plan_native(rows: PackedRows, visibility: Visibility, dtype: torch.dtype, *, whole: bool) -> NativePlan:
-    """whole: no chunk goes as one (deterministic mode)."""
+def plan_native(rows: PackedRows, layer: AttentionLayer, *, deterministic: bool) -> NativePlan:
+    """layer: one of those that attend so. In deterministic mode no chunk goes as one."""
+    visibility = layer.visibility
     ranges = rows.ranges(visibility)
-    long = [chunk for chunk in rows.chunks if chunk.count >= LONG_CHUNK]
-    if whole or not long:
-        return NativePlan(None, ranges, (), whole)
+    long = [chunk for chunk in rows.chunks if chunk.count >= LONG_CHUNK] if layer.latent else []
+    if deterministic or not long:
+        return NativePlan(None, ranges, (), tiled=deterministic)
     short = torch.ones(rows.count, dtype=torch.bool)
     for chunk in long:
         short[chunk.row : chunk.row + chunk.count] = False
     left = short.nonzero().flatten()
     some = KeyRanges(ranges.slots[left], ranges.firsts[left], ranges.ends[left])
-    return NativePlan(left, some, tuple(stretch_of(chunk, visibility, dtype) for chunk in long), tiled=False)
+    return NativePlan(left, some, tuple(stretch_of(chunk, visibility, layer.dtype) for chunk in long), tiled=False)
 
 
 def attend_native(
@@ -62,19 +63,15 @@ def attend_native(
 
     latent: the layer's up-projections, where it caches latents.
     """
-    if plan.rows is None:
+    if plan.rows is None or latent is None:
         return _rows(plan, cache, layer, query, latent, scale, sinks)
-    keys, values = cache.keys[layer], cache.values[layer]
-    result = query.new_empty(*query.shape[:2], latent.value if latent else values.shape[-1])
+    keys = cache.keys[layer]
+    result = query.new_empty(*query.shape[:2], latent.value)
     if len(plan.rows):
         result[plan.rows] = _rows(plan, cache, layer, query[plan.rows], latent, scale, sinks)
     for stretch in plan.stretches:
-        slot = stretch.chunk.slot
-        if latent:
-            key, value = latent.expand(keys[slot, 0, stretch.low : stretch.high])
-        else:
-            key, value = (slab[slot : slot + 1, :, stretch.low : stretch.high] for slab in (keys, values))
-        result[stretch.rows] = attend_stretch(stretch, query[stretch.rows], key, value, scale=scale, sinks=sinks)
+        expanded = latent.expand(keys[stretch.chunk.slot, 0, stretch.low : stretch.high])
+        result[stretch.rows] = attend_stretch(stretch, query[stretch.rows], *expanded, scale=scale, sinks=sinks)
     return result
 
 

@@ -1,7 +1,7 @@
 """Decoder layers whose attention half is one native call, for rows that all go native.
 
-Taken over are classes whose forward is: norm, attention, residual, norm, feed-forward, residual. Steps with a long
-prompt chunk, with padding or outside of a step's cache go through the layer's own forward, operator by operator.
+Taken over are classes whose forward is: norm, attention, residual, norm, feed-forward, residual. Steps with padding or
+outside of a step's cache go through the layer's own forward, operator by operator.
 """
 
 from collections.abc import Callable
@@ -98,7 +98,6 @@ class PlainLayer:
         scale, sinks = attention.scale, attention.sinks
         residual, normed = self._half(kernel, hidden_states[0], rotary, ranges, scale=scale, sinks=sinks)
         if self._block is not None:
-            return (residual + self._block(normed))[None]
+            return self._half.close(residual, self._block(normed))[None]
         made = self._feed_forward(normed[None])
-        total: Tensor = residual[None] + (made[0] if isinstance(made, tuple) else made)
-        return total
+        return self._half.close(residual, (made[0] if isinstance(made, tuple) else made)[0])[None]

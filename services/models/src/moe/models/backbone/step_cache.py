@@ -32,7 +32,7 @@ class StepCache:
         self._latents, self._mode = latents, mode
         self._plans: dict[Visibility, Plan] = {}
         self._tiles: dict[Visibility, TilePlan] = {}
-        self._native: dict[Visibility, NativePlan] = {}
+        self._native: dict[tuple[Visibility, bool], NativePlan] = {}
         self._rotary: tuple[Tensor, Rotary] | None = None
 
     def update(
@@ -110,10 +110,10 @@ class StepCache:
 
     def _native_plan(self, layer: int) -> NativePlan:
         facts = self.slots.geometry.attention[layer]
-        plan = self._native.get(facts.visibility)
+        key = (facts.visibility, facts.latent)
+        plan = self._native.get(key)
         if plan is None:
-            plan = plan_native(self.rows, facts.visibility, facts.dtype, whole=self._mode is not None)
-            self._native[facts.visibility] = plan
+            plan = self._native[key] = plan_native(self.rows, facts, deterministic=self._mode is not None)
         return plan
 
     def _attend_tiled(self, layer: int, query: Tensor, scale: float, sinks: Tensor | None) -> Tensor:
