@@ -1,7 +1,7 @@
 """Attention by moe.kernels: a row reads its keys in place, whatever its slot, and gets the same bits in any company.
 
-Latent attention is absorbed (see `latent`) for whatever goes native. Its long prompt chunks go through the library's fused
-attention instead, over keys that are expanded once for many rows; in deterministic mode all rows go one way.
+Latent attention is absorbed (see `latent`) for whatever goes native. Its long prompt chunks go through the library's
+fused attention instead, over keys that are expanded once for many rows; in deterministic mode all rows go one way.
 """
 
 from dataclasses import dataclass
