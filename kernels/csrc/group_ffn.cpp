@@ -4,6 +4,7 @@
 // threads meet four times a call and not per expert; then each row's slots are summed in their order. Rows go through in
 // chunks that bound the memory in between.
 
+#include <algorithm>
 #include <new>
 #include <vector>
 
@@ -187,17 +188,26 @@ class Chunk {
     });
   }
 
+  // In pieces of a few rows each.
   void combine() {
-    for (int64_t slot = 0; slot < slots_; ++slot) {
-      const Expert& expert = *group_.experts[(size_t)expert_of(slot)];
-      slot_outputs_[slot] = {outputs_ + places_[slot] * out_width_, expert.down_bias.get(),
-                             weight_at(call_, first_slot_ + slot)};
-    }
+    constexpr int64_t kPiece = 16;
+    each((rows_ + kPiece - 1) / kPiece, slots_ * formula_.hidden, [&](int64_t piece) {
+      const int64_t begin = first_row_ + piece * kPiece;
+      combine_rows(begin, begin + kPiece < first_row_ + rows_ ? begin + kPiece : first_row_ + rows_);
+    });
+  }
+
+  void combine_rows(int64_t begin, int64_t end) {
+    const int32_t* rows = call_.slot_rows + first_slot_;
     const int64_t row_bytes = formula_.hidden * size_of(call_.partial_dtype);
-    int64_t slot = 0;
-    for (int64_t row = first_row_; row < first_row_ + rows_; ++row) {
+    int64_t slot = std::lower_bound(rows, rows + slots_, begin) - rows;
+    for (int64_t row = begin; row < end; ++row) {
       const int64_t first = slot;
-      while (slot < slots_ && call_.slot_rows[first_slot_ + slot] == row) ++slot;
+      for (; slot < slots_ && rows[slot] == row; ++slot) {
+        const Expert& expert = *group_.experts[(size_t)expert_of(slot)];
+        slot_outputs_[slot] = {outputs_ + places_[slot] * out_width_, expert.down_bias.get(),
+                               weight_at(call_, first_slot_ + slot)};
+      }
       variant_.combine(formula_, slot_outputs_ + first, slot - first, call_.weights_dtype,
                        call_.partial + row * row_bytes, call_.partial_dtype);
     }
