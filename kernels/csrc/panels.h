@@ -1,8 +1,10 @@
 // How the elements of a panel lie, and how one step of it meets the words of rows: the innermost lines of all products.
 //
 // A panel type P has kStep (bytes of a step), kDepth (inputs of a step), kWords (words of a row for a step), Weights (what
-// a step is loaded to, for two vectors of columns), kScaled (whether weights are bytes, whose sums get a scale) and add():
-// the words of one row times these weights onto two vectors of sums. Sums are float32, or int32 in their place.
+// a step is loaded to, for two vectors of columns), kScaled (whether weights are bytes, whose sums get a scale), Wide (the
+// panel type that loads the same words faster from a copy, kept by its keep(); P itself where there is none) and add():
+// the words of one row times these weights onto two vectors of sums. Sums are float32, or int32 in their place. (kKeeps and
+// kWhole are for product.h to set.)
 #pragma once
 
 #include "matrix.h"
@@ -18,7 +20,7 @@ struct Two {
 template <int Depth>
 struct Steps {
   static constexpr int kDepth = Depth;
-  static constexpr bool kScaled = false;
+  static constexpr bool kScaled = false, kKeeps = false, kWhole = false;
   typedef Two Weights;
 };
 
@@ -33,6 +35,7 @@ struct FloatRows : Steps<1> {
 };
 
 struct PanelFloat32 : FloatRows {
+  typedef PanelFloat32 Wide;
   static constexpr int kStep = kPanel * 4;
   static inline Two load(const char* from) {
     return {MOE_VARIANT::load<Words>(from), MOE_VARIANT::load<Words>(from + kLanes * 4)};
@@ -40,6 +43,7 @@ struct PanelFloat32 : FloatRows {
 };
 
 struct PanelFloat16 : FloatRows {
+  typedef PanelFloat16 Wide;
   static constexpr int kStep = kPanel * 2;
   static inline Two load(const char* from) {
     return {(Words)widen_halves((const uint16_t*)from), (Words)widen_halves((const uint16_t*)from + kLanes)};
@@ -108,12 +112,18 @@ struct SplitRows : PairWeights {
 
 template <class Rows>
 struct BFloat16Pairs : Rows {
+  typedef BFloat16Pairs Wide;
   static constexpr int kStep = kPanel * 4;
   static inline Two load(const char* from) { return Rows::load_pairs(from); }
+  static inline void keep(char* to, const Two& weights) {
+    store((float*)to, (Vec)weights.low);
+    store((float*)to + kLanes, (Vec)weights.high);
+  }
 };
 
 template <class Rows>
 struct Int8Pairs : Rows {
+  typedef BFloat16Pairs<Rows> Wide;
   static constexpr int kStep = kPanel * 2;
   static constexpr bool kScaled = true;
   static inline Two load(const char* from) { return Rows::load_bytes(from); }
@@ -121,6 +131,7 @@ struct Int8Pairs : Rows {
 
 // Four products at once of unsigned weights (q + 128) and signed rows; exact.
 struct PanelDynamic : Steps<4> {
+  typedef PanelDynamic Wide;
   static constexpr int kWords = 1, kStep = kPanel * 4;
   static constexpr bool kScaled = true;
   static constexpr int32_t kShift = 128;
@@ -138,6 +149,7 @@ struct PanelDynamic : Steps<4> {
 
 // Column j in the lower and column j + kLanes in the upper half of word j: each is one operation away from float.
 struct PanelBFloat16 : FloatRows {
+  typedef PanelBFloat16 Wide;
   static constexpr int kStep = kPanel * 2;
   static inline Two load(const char* from) {
     const Words words = MOE_VARIANT::load<Words>(from);
@@ -146,6 +158,7 @@ struct PanelBFloat16 : FloatRows {
 };
 
 struct PanelInt8 : FloatRows {
+  typedef PanelInt8 Wide;
   static constexpr int kStep = kPanel;
   static constexpr bool kScaled = true;
   static inline Two load(const char* from) {
@@ -155,6 +168,7 @@ struct PanelInt8 : FloatRows {
 
 // Two products at once, in 16 bits each; exact.
 struct PanelDynamic : Steps<2> {
+  typedef PanelDynamic Wide;
   static constexpr int kWords = 1, kStep = kPanel * 2;
   static constexpr bool kScaled = true;
   static constexpr int32_t kShift = 0;

@@ -40,6 +40,13 @@ class Scratch {
     return scratch;
   }
 
+  // For what a task needs while the call that it is a part of may hold the thread's other block. Nobody trims it: only for
+  // what is small whatever the call.
+  static Scratch& of_this_task() {
+    static thread_local Scratch scratch;
+    return scratch;
+  }
+
  private:
   // More than a chunk of group_ffn.cpp: fetching 17 MiB of fresh pages took a seventh of a call of 256 rows.
   static constexpr int64_t kKept = 32 << 20;

@@ -149,6 +149,21 @@ def test_a_row_has_the_same_bits_alone_and_in_any_place_of_any_batch(variant, th
     assert all(torch.equal(batch, alone) for batch in batches)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("group_size", [None, 64], ids=["whole channels", "groups of 64"])
+@pytest.mark.parametrize("inputs", [4096, 4098], ids=["widened once", "too many inputs for that"])
+@pytest.mark.parametrize("variant", variants())
+def test_a_row_has_the_same_bits_where_a_panel_of_bytes_is_widened_once_for_several_tiles(
+    variant, inputs, group_size, dtype
+):
+    # With tables of bytes, the first of several tiles leaves a panel of up to 4096 inputs widened for the others.
+    layer = NativeLinear(quantise(drawn(40, inputs), group_size), drawn(40), variant=variant)
+    rows = drawn(37, inputs, seed=1).to(dtype)
+    alone = torch.cat([layer(row[None]) for row in rows])
+    for count in (12, 13, 24, 25, 37):
+        assert torch.equal(layer(rows[:count]), alone[:count])
+
+
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
