@@ -5,7 +5,8 @@
     python -m benchmarks.ffn --quick
 
 Every figure is the median of interleaved calls with another routing each, so that weights come from memory, not from
-a cache that the last call filled. A ratio compares figures of the same run only. Before it is measured, a contestant's
+a cache that the last call filled. A ratio compares figures of the same run only, and a share of the read limit is of
+what memory gave in the same turns. Before it is measured, a contestant's
 rows are compared to the layer computed in float32; one that computes something else is absent, with how far off it was.
 OMP_WAIT_POLICY=PASSIVE is wanted in the environment: threads of one contestant that spin would take the cores from the
 next. Where others use the machine, `--clock cpu --threads 1` still says something: it counts a call's processor time.
@@ -15,6 +16,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,7 +25,7 @@ import torch
 from benchmarks.document import fenced, replaced, require_places
 from benchmarks.ffn.check import wrong
 from benchmarks.ffn.contestants import CONTESTANTS, build
-from benchmarks.ffn.machine import Limits, describe, measure_limits
+from benchmarks.ffn.machine import Limits, Reader, describe, measure_limits
 from benchmarks.ffn.peers import PEERS, PeerProcess
 from benchmarks.ffn.shapes import SHAPES, Shape, routings
 from benchmarks.ffn.timing import CLOCKS, Timed, Times, measure, timed
@@ -32,6 +34,7 @@ from benchmarks.wires import AbsentError
 _TOKENS, _QUICK_TOKENS = "1,2,4,8,16,64,256,1024", "1,4,16"
 _QUICK_S = 0.3
 _PEER_BYTES = 2
+_READ = "memory, in these turns"
 
 
 def main() -> None:
@@ -52,7 +55,8 @@ def main() -> None:
         contestants, absent = _contestants(arguments, shape, stack, lines)
         expected = len(contestants) * len(counts) * arguments.seconds
         print(f"ffn: {len(contestants)} contestants, {len(counts)} numbers of tokens, {expected:.0f} s or more")
-        rows = measured_rows(lines, shape, counts, contestants, limits, arguments.seconds)
+        reader = Reader(arguments.threads, CLOCKS[arguments.clock])
+        rows = measured_rows(lines, shape, counts, contestants, limits, reader, arguments.seconds)
     for why in absent:
         _say(lines, f"absent: {why}")
     if arguments.into:
@@ -70,6 +74,7 @@ def measured_rows(
     counts: Sequence[int],
     contestants: Mapping[str, Timed],
     limits: Limits,
+    reader: Reader,
     seconds: float,
 ) -> list[dict[str, object]]:
     """The table of each number of tokens; who takes more than its seconds for a call is left out of those after it."""
@@ -79,8 +84,12 @@ def measured_rows(
         if not left:
             _say(lines, f"{tokens:5} nobody is left")
             break
-        times = measure(left, routings(shape, tokens), seconds)
-        rows += _print(lines, shape, tokens, times, limits)
+        times = measure(left, routings(shape, tokens), seconds, {_READ: reader})
+        read = times.pop(_READ)
+        gbps = reader.stretch / read.median_s / 1e9
+        taken = f"{read.median_s * 1e6:10.0f} us ({read.quarter_s * 1e6:8.0f})"
+        _say(lines, f"{tokens:5} {_READ:24} {taken} {gbps:6.1f} GB/s, {reader.stretch >> 20} MiB")
+        rows += _print(lines, shape, tokens, times, replace(limits, read_gbps=gbps))
         for name in [name for name, each in times.items() if each.median_s > seconds]:
             del left[name]
             _say(lines, f"{tokens:5} {name:24} is left out from here on: a call takes more than {seconds:g} s")
@@ -132,12 +141,18 @@ def _print(
         least, bound = limits.roofline_s(experts * shape.expert_weights * size, operations)
         _say(lines, f"{tokens:5} {f'roofline, {kind} a weight':24} {least * 1e6:10.0f} us, bound by {bound}")
     for name, each in times.items():
-        size = CONTESTANTS[name].bytes_per_weight if name in CONTESTANTS else _PEER_BYTES
-        gbps = each.experts * shape.expert_weights * size / each.median_s / 1e9
+        contestant = CONTESTANTS.get(name)
+        size = contestant.expert_bytes(shape) if contestant else shape.expert_weights * _PEER_BYTES
+        gbps = each.experts * size / each.median_s / 1e9
         rate = operations / each.median_s / 1e9
         of_read, of_product = gbps / limits.read_gbps, rate / limits.gflops
         row = {"tokens": tokens, "back end": name, "us": each.median_s * 1e6, "gbps": gbps, "gflops": rate}
-        row |= {"of read": of_read, "of product": of_product, "to native bf16": ours and each.median_s / ours}
+        row |= {
+            "read limit": limits.read_gbps,
+            "of read": of_read,
+            "of product": of_product,
+            "to native bf16": ours and each.median_s / ours,
+        }
         rows.append(row)
         ratio = "" if ours is None else f"{each.median_s / ours:6.2f} x"
         _say(

@@ -25,10 +25,20 @@ SPEC = FfnSpec("silu", gated=True, bias=False)
 
 @dataclass(frozen=True)
 class Contestant:
-    """make: from all experts' up [experts, 2 * inner, hidden] and down [experts, hidden, inner], bfloat16."""
+    """make: from all experts' up [experts, 2 * inner, hidden] and down [experts, hidden, inner], bfloat16.
+    inputs_per_scale: inputs of a channel that share a scale and an offset, four bytes each; None: there are none."""
 
     bytes_per_weight: int
     make: Callable[[Tensor, Tensor], Run]
+    inputs_per_scale: int | None = None
+
+    def expert_bytes(self, shape: Shape) -> int:
+        """What is read of an expert that a token goes to: its weights and their scales."""
+        weights = shape.expert_weights * self.bytes_per_weight
+        if self.inputs_per_scale is None:
+            return weights
+        up, down = (-(-inputs // self.inputs_per_scale) for inputs in (shape.hidden, shape.inner))
+        return weights + 8 * (2 * shape.inner * up + shape.hidden * down)
 
 
 def build(shape: Shape, names: Sequence[str]) -> dict[str, Run]:
@@ -113,11 +123,12 @@ def _one_by_one(layers: Sequence[Sequence[Layer]], dtype: torch.dtype) -> Run:
 
 
 _ONEDNN = "onednn fp32 packed" if onednn_backend.unsupported(torch.bfloat16) else "onednn bf16 packed"
+_WHOLE_CHANNEL = 1 << 30
 CONTESTANTS: dict[str, Contestant] = {
     "native bf16": Contestant(2, _plain("native")),
-    "native int8": Contestant(1, _int8("native")),
-    "native int8, groups of 64": Contestant(1, _int8("native", 64)),
-    "native w8a8": Contestant(1, _int8(W8A8)),
+    "native int8": Contestant(1, _int8("native"), _WHOLE_CHANNEL),
+    "native int8, groups of 64": Contestant(1, _int8("native", 64), 64),
+    "native w8a8": Contestant(1, _int8(W8A8), _WHOLE_CHANNEL),
     "torch F.linear bf16": Contestant(2, _plain("torch")),
     "transformers grouped_mm": Contestant(2, _grouped_mm),
     _ONEDNN: Contestant(4 if "fp32" in _ONEDNN else 2, _onednn),

@@ -12,10 +12,12 @@ import transformers
 from moe.kernels.native import library, variants
 from torch import Tensor
 
+from benchmarks.ffn.shapes import Routing
 from benchmarks.machine import busy_cores
 
 HUGE_PAGE = 2 << 20
 _BYTES = 512 << 20
+_STRETCH = 64 << 20
 _SIDE = 2048
 
 
@@ -49,6 +51,26 @@ def measure_limits(threads: int, clock: Callable[[], float]) -> Limits:
     squares = [torch.randn(_SIDE, _SIDE).to(dtype) for dtype in (torch.float32, torch.bfloat16)]
     fastest = min(_seconds(lambda each=each: each @ each, clock) for _ in range(3) for each in squares)
     return Limits(max(huge, small), small, 2 * _SIDE**3 / fastest / 1e9)
+
+
+class Reader:
+    """A `Timed` that reads memory in huge pages, the next stretch of it in each call.
+
+    In the turns of contestants it tells the read limit of their minutes, as memory's speed drifts.
+    """
+
+    stretch = _STRETCH
+    """Bytes of a call; what lies between two calls with the same ones is far beyond the caches."""
+
+    def __init__(self, threads: int, clock: Callable[[], float]) -> None:
+        self._memory, self._threads, self._clock, self._place = buffer(_BYTES, huge=True), threads, clock, 0
+        self._read = library().function("moe_read_memory")
+
+    def __call__(self, routing: Routing) -> float:
+        """Seconds that reading the next stretch took; the routing says nothing to it."""
+        address = self._memory.data_ptr() + self._place
+        self._place = (self._place + _STRETCH) % _BYTES
+        return _seconds(lambda: self._read(address, _STRETCH, self._threads), self._clock)
 
 
 def buffer(size: int, *, huge: bool) -> Tensor:

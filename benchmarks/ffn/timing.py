@@ -1,7 +1,7 @@
 """Interleaved timing: A B C A B C …, so that whatever else the machine does hits all of them alike."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import mean, median
 
@@ -40,12 +40,15 @@ class Times:
     experts: float
 
 
-def measure(runs: dict[str, Timed], routings: list[Routing], seconds: float) -> dict[str, Times]:
+def measure(
+    runs: Mapping[str, Timed], routings: list[Routing], seconds: float, beside: Mapping[str, Timed] | None = None
+) -> dict[str, Times]:
     """Calls every run with one routing after the other until each has had its seconds, three calls at least.
 
-    A run whose first call takes all its seconds is not called again.
+    A run whose first call takes all its seconds is not called again. beside: runs that take part in every turn.
     """
-    taken: dict[str, list[float]] = {name: [] for name in runs}
+    always = beside or {}
+    taken: dict[str, list[float]] = {name: [] for name in (*runs, *always)}
     touched = mean(len(set(experts.flatten().tolist())) for _, experts, _ in routings)
     place = 0
     while waiting := [name for name in runs if _unfinished(taken[name], seconds)]:
@@ -53,6 +56,8 @@ def measure(runs: dict[str, Timed], routings: list[Routing], seconds: float) -> 
         place += 1
         for name in waiting:
             taken[name].append(runs[name](routing))
+        for name, run in always.items():
+            taken[name].append(run(routing))
     # The first call warms code and scratch memory up, and is the only one of what is slow.
     kept = {name: sorted(times[1:] or times) for name, times in taken.items()}
     return {name: Times(median(times), times[len(times) // 4], touched) for name, times in kept.items()}
