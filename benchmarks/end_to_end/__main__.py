@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from statistics import mean
 
 from benchmarks.document import fenced, publish, require_places
 from benchmarks.end_to_end import workloads
@@ -27,6 +28,7 @@ from benchmarks.end_to_end.models import NAMES, ensure_model
 from benchmarks.end_to_end.plan import Effort, Remaining, minutes, remaining
 from benchmarks.end_to_end.report import COLUMNS, LOAD_COLUMNS, Result, load_text, results_text
 from benchmarks.machine import this_machine
+from benchmarks.memory_speed import memory_gbps
 from benchmarks.wires import WIRES, AbsentError
 
 PLACEMENTS = ("embedded", "sidecar", "process")
@@ -37,10 +39,11 @@ _WIDE_LOAD = 1.5
 
 @dataclass
 class Turns:
-    """The engines of one model, and what was measured of each so far."""
+    """The engines of one model, and what was measured of each so far. threads: that memory's speed is measured with."""
 
     model: Model
     engines: list[Engine]
+    threads: int = 2
     results: dict[str, Result] = field(default_factory=dict)
 
     def take(self, engine: Engine, effort: Effort, seed: int) -> None:
@@ -48,16 +51,22 @@ class Turns:
         result = self.results.setdefault(engine.name, Result(engine.name))
         if result.absent:
             return
+        memory = [memory_gbps(self.threads)]
         try:
             running = Running(engine)
             try:
                 result.facts = running.facts | {"answers": _checked(running, self.model, effort.limit_s)}
-                for name, value in _measure(running, self.model.vocabulary, effort, seed).items():
-                    result.rounds.setdefault(name, []).append(value)
+                figures = _measure(running, self.model.vocabulary, effort, seed)
             finally:
                 running.close()
         except AbsentError as error:
             result.absent = str(error)
+            return
+        memory.append(memory_gbps(self.threads))
+        if None not in memory:
+            figures["memory_gbps"] = mean(each for each in memory if each is not None)
+        for name, value in figures.items():
+            result.rounds.setdefault(name, []).append(value)
 
 
 def _checked(running: Running, model: Model, limit_s: float) -> str:
@@ -104,7 +113,7 @@ def _turns(model: Model, chosen: argparse.Namespace) -> Turns:
     engines = [] if chosen.no_baseline else [one_process(model, chosen.threads, each) for each in chosen.weights]
     for weights, placement, groups, name in product(chosen.weights, chosen.aggregator, chosen.groups, chosen.wire):
         engines.append(deployed(model, chosen.threads, groups, placement, name, weights))
-    turns = Turns(model, engines)
+    turns = Turns(model, engines, chosen.threads)
     for name in chosen.peer:
         try:
             engines.append(peer(name, model, chosen.threads))

@@ -23,6 +23,8 @@ LOAD_COLUMNS = {
     "w3_90_per_token_p50_ms": "token P50",
     "w3_90_per_token_p99_ms": "P99",
 }
+MEMORY = "memory_gbps"
+"""What the machine's memory gave, the mean of before and after a turn: it is others', too, and moves."""
 BASELINE = "moe, one process"
 
 
@@ -44,7 +46,7 @@ class Result:
 
 def results_text(results: Sequence[Result]) -> str:
     """W1 and W2: the table, how engines' answers were checked, then the reasons of those that are absent."""
-    header = ["engine", *COLUMNS.values(), "spread", "tax W1", "tax W2", "MiB", "answers"]
+    header = ["engine", *COLUMNS.values(), "spread", "tax W1", "tax W2", "MiB", "memory GB/s", "answers"]
     return "\n\n".join([table(header, _rows(results)), *_absent(results)])
 
 
@@ -54,8 +56,9 @@ def load_text(results: Sequence[Result], requests: int) -> str:
         f"W3: {requests} requests a part, milliseconds, at 50% and 90% of each engine's own capacity, which is how "
         "many requests a second it does when all of the same mix wait from the start."
     )
-    rows = [_figures(result, LOAD_COLUMNS) for result in results]
-    return "\n\n".join([what, table(["engine", *LOAD_COLUMNS.values()], rows), *_absent(results)])
+    columns = LOAD_COLUMNS | {MEMORY: "memory GB/s"}
+    rows = [_figures(result, columns) for result in results]
+    return "\n\n".join([what, table(["engine", *columns.values()], rows), *_absent(results)])
 
 
 def _absent(results: Sequence[Result]) -> list[str]:
@@ -68,7 +71,8 @@ def _rows(results: Sequence[Result]) -> list[list[str]]:
     for result in results:
         baseline = named.get(BASELINE + _weights(result.name))
         resident, answers = (str(result.facts.get(fact, "-")) for fact in ("resident_mib", "answers"))
-        rows.append([*_figures(result, COLUMNS), *_ends(result, baseline), resident, answers])
+        ends = [*_ends(result, baseline), resident, *_figures(result, {MEMORY: ""})[1:], answers]
+        rows.append([*_figures(result, COLUMNS), *ends])
     return rows
 
 

@@ -47,7 +47,7 @@ def describe() -> str:
 
 def measure_limits(threads: int, clock: Callable[[], float]) -> Limits:
     """The best of several tries each, by a clock in seconds."""
-    huge, small = (_read_gbps(buffer(_BYTES, huge=huge), threads, clock) for huge in (True, False))
+    huge, small = (read_gbps(buffer(_BYTES, huge=huge), threads, clock) for huge in (True, False))
     squares = [torch.randn(_SIDE, _SIDE).to(dtype) for dtype in (torch.float32, torch.bfloat16)]
     fastest = min(_seconds(lambda each=each: each @ each, clock) for _ in range(3) for each in squares)
     return Limits(max(huge, small), small, 2 * _SIDE**3 / fastest / 1e9)
@@ -84,7 +84,8 @@ def buffer(size: int, *, huge: bool) -> Tensor:
     return whole[first : first + size].fill_(1)
 
 
-def _read_gbps(memory: Tensor, threads: int, clock: Callable[[], float]) -> float:
+def read_gbps(memory: Tensor, threads: int, clock: Callable[[], float]) -> float:
+    """GB/s at which so many threads read this memory, the best of several tries."""
     read, size = library().function("moe_read_memory"), len(memory)
     return size / min(_seconds(lambda: read(memory.data_ptr(), size, threads), clock) for _ in range(7)) / 1e9
 
