@@ -58,7 +58,7 @@ def steps() -> list[Step]:
     load += ("--weights", "bf16", "--aggregator", "embedded", "--no-baseline", "--peer", *_SERVERS)
     return [
         Step("layer calls", ("benchmarks.layer_call", "--rounds", "1"), 200),
-        Step("memory over layer calls", ("benchmarks.soak", "--calls", "200000"), 60),
+        Step("memory over a million layer calls", ("benchmarks.soak",), 280),
         Step("a router's step", ("benchmarks.router_step",), 60, into=False),
         *_kernels(0.7, 200),
         Step(
@@ -80,12 +80,12 @@ def steps() -> list[Step]:
 
 
 def long_steps() -> list[Step]:
-    """Three rounds of everything, every engine under load, a million layer calls, every division of threads."""
+    """Three rounds of everything, every engine under load, every division of threads."""
     whole = _end_to_end_s(_WHOLE, _OURS, _PEERS, Effort(), 3)
     grow = _end_to_end_s(_GROWING, 2, 0, Effort(("W1", "W2")), 3)
     return [
         Step("layer calls", ("benchmarks.layer_call",), 420),
-        Step("memory over a million layer calls", ("benchmarks.soak",), 200),
+        Step("memory over a million layer calls", ("benchmarks.soak",), 280),
         Step("a router's step", ("benchmarks.router_step",), 60, into=False),
         *_kernels(1.5, 240),
         Step("threads of router and experts", ("benchmarks.thread_budget",), 450),

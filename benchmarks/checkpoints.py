@@ -24,13 +24,17 @@ from benchmarks.places import benchmarks_home
 
 SEED = 20260101
 VOCABULARY = 4096
-_DONE = "checkpoint.done"
+DONE = "checkpoint.done"
 _RMS_EPSILON = 1e-5
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of a Mixtral-like model. ffn: inner width of an expert. Heads are 64 wide, four of them share a key."""
+    """Of a Mixtral-like model. ffn: inner width of an expert. Heads are 64 wide, four of them share a key.
+
+    decided: how many times as large as its input's products of gates are. Among very many experts some are as good as
+    alike to a random gate, and rounding chooses; with 4 the first weighs most, so that answers can be compared.
+    """
 
     name: str
     hidden: int
@@ -39,6 +43,7 @@ class Size:
     topk: int
     ffn: int
     vocabulary: int = VOCABULARY
+    decided: float = 1.0
 
     @property
     def heads(self) -> int:
@@ -63,21 +68,23 @@ SIZES = {
     for size in (
         Size("S", hidden=512, layers=8, experts=8, topk=2, ffn=1024),
         Size("M", hidden=1024, layers=16, experts=16, topk=2, ffn=2048),
-        Size("E8", hidden=512, layers=8, experts=8, topk=2, ffn=512),
-        Size("E64", hidden=512, layers=8, experts=64, topk=2, ffn=512),
-        Size("E256", hidden=512, layers=8, experts=256, topk=2, ffn=512),
+        Size("E8", hidden=512, layers=8, experts=8, topk=2, ffn=512, decided=4.0),
+        Size("E64", hidden=512, layers=8, experts=64, topk=2, ffn=512, decided=4.0),
+        Size("E256", hidden=512, layers=8, experts=256, topk=2, ffn=512, decided=4.0),
     )
 }
 
 
 def ensure_checkpoint(size: Size, home: Path) -> Path:
-    """The checkpoint's folder, written unless it is there. A run that was cut off leaves nothing that looks whole."""
+    """The checkpoint's folder, written unless one of this size and seed is there. A run that was cut off leaves nothing
+    that looks whole."""
     folder = home / "checkpoints" / size.name
-    if not (folder / _DONE).exists():
+    done, wanted = folder / DONE, f"{size}, seed {SEED}"
+    if not done.exists() or done.read_text(encoding="utf-8") != wanted:
         shutil.rmtree(folder, ignore_errors=True)
         print(f"checkpoints: writing {size.name}, {size.parameters / 1e6:.0f} M parameters", file=sys.stderr)
         write_checkpoint(size, folder)
-        (folder / _DONE).touch()
+        done.write_text(wanted, encoding="utf-8")
     return folder
 
 
@@ -122,7 +129,9 @@ def _layer(size: Size, name: str, generator: torch.Generator) -> dict[str, Tenso
         f"{name}.self_attn.o_proj.weight": _drawn(generator, hidden, hidden),
         f"{name}.input_layernorm.weight": torch.ones(hidden, dtype=torch.bfloat16),
         f"{name}.post_attention_layernorm.weight": torch.ones(hidden, dtype=torch.bfloat16),
-        f"{name}.block_sparse_moe.gate.weight": _drawn(generator, size.experts, hidden),
+        f"{name}.block_sparse_moe.gate.weight": _drawn(
+            generator, size.experts, hidden, scale=size.decided / math.sqrt(hidden)
+        ),
     }
     for expert in range(size.experts):
         place = f"{name}.block_sparse_moe.experts.{expert}"

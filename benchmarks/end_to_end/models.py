@@ -16,7 +16,7 @@ from moe.models.manifest import MANIFEST_NAME
 from moe.models.package import Package, sha256_of_file
 from moe.models.quantise import quantise_package
 
-from benchmarks.checkpoints import SIZES, ensure_checkpoint
+from benchmarks.checkpoints import DONE, SIZES, ensure_checkpoint
 from benchmarks.end_to_end.answers import ensure_reference
 from benchmarks.end_to_end.engines import Model
 from benchmarks.end_to_end.peers.gguf_checkpoint import TYPES, write_gguf
@@ -57,8 +57,9 @@ def _demo_checkpoint(home: Path) -> Path:
 
 
 def _package(name: str, checkpoint: Path, home: Path) -> Path:
+    """Converted anew when it is older than its checkpoint."""
     package = home / "packages" / name
-    if not _whole(package):
+    if not _whole(package) or (package / MANIFEST_NAME).stat().st_mtime < (checkpoint / DONE).stat().st_mtime:
         print(f"models: converting {name}", file=sys.stderr)
         package.parent.mkdir(parents=True, exist_ok=True)
         convert_checkpoint(checkpoint, package, name=name, licence="none", replace=package.exists())

@@ -66,7 +66,8 @@ struct Scaling {
 };
 
 // Panels of such bytes, whose sums get there before they leave the registers: scale * sum(x * q) + offset * sum(x). Written
-// first and scaled then, they filled the store buffer (a twentieth of a tile's time).
+// first and scaled then, they filled the store buffer (a twentieth of a tile's time). Not those of rounded rows: GCC 12 keeps
+// sums that are integers in the loop and floats after it twice, one of them in memory (a third more of a tile's time).
 template <class Panel>
 struct Whole : Panel {
   static constexpr bool kWhole = true;
@@ -253,7 +254,8 @@ static inline void prefetch_sums(const float* sums, int64_t stride, int64_t rows
 template <class Panel, class Stored, int Cache>
 static void whole_tile(const Job& job, const Tiling& tiling, int64_t tile, int64_t p, int64_t panels, const char* from,
                        Ahead ahead, char* widened = nullptr) {
-  typedef typename std::conditional<Panel::kScaled, Whole<Stored>, Stored>::type Summed;
+  constexpr bool kRounded = std::is_base_of<PanelDynamic, Panel>::value;
+  typedef typename std::conditional<Panel::kScaled && !kRounded, Whole<Stored>, Stored>::type Summed;
   const Matrix& matrix = job.matrix;
   const int64_t row = tiling.first(tile), rows = tiling.rows(tile), column = p * kPanel;
   Scaling scaling{};
@@ -263,6 +265,12 @@ static void whole_tile(const Job& job, const Tiling& tiling, int64_t tile, int64
   tile_panels_for<Summed, Cache>(rows)(job.tiles + row * tile_width(matrix.in), from, matrix.panel_bytes,
                                        steps_of<Panel>(matrix), panels, ahead, widened, &scaling, sums,
                                        job.sums_stride);
+  if constexpr (kRounded)
+    for (int64_t m = 0; m < rows; ++m)
+      for (int64_t at = 0; at < panels * kPanel; at += kLanes) {
+        float* sum = sums + m * job.sums_stride + at;
+        store(sum, scaled<Whole<Panel>>(load<Vec>(sum), &scaling, m, at));
+      }
 }
 
 template <class Panel, int Cache>

@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 
 import gguf
@@ -48,6 +49,14 @@ def test_a_checkpoint_that_was_cut_off_is_written_anew(tmp_path: Path) -> None:
     half.mkdir(parents=True)
     (half / "config.json").write_text("{")
     assert tensors_of(ensure_checkpoint(TINY, tmp_path)).keys()
+
+
+def test_a_checkpoint_of_another_size_is_written_anew(tmp_path: Path) -> None:
+    before = tensors_of(ensure_checkpoint(TINY, tmp_path))
+    same, other = ensure_checkpoint(TINY, tmp_path), dataclasses.replace(TINY, decided=4.0)
+    gate = "model.layers.0.block_sparse_moe.gate.weight"
+    assert torch.equal(tensors_of(same)[gate], before[gate])
+    assert torch.equal(tensors_of(ensure_checkpoint(other, tmp_path))[gate], before[gate] * 4)
 
 
 def test_models_with_more_experts_have_the_same_active_size() -> None:
