@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchmarks.places import benchmarks_home
+from benchmarks.places import benchmarks_home, made_from
 
 SEED = 20260101
 VOCABULARY = 4096
@@ -80,7 +80,7 @@ def ensure_checkpoint(size: Size, home: Path) -> Path:
     that looks whole."""
     folder = home / "checkpoints" / size.name
     done, wanted = folder / DONE, f"{size}, seed {SEED}"
-    if not done.exists() or done.read_text(encoding="utf-8") != wanted:
+    if not made_from(done, wanted):
         shutil.rmtree(folder, ignore_errors=True)
         print(f"checkpoints: writing {size.name}, {size.parameters / 1e6:.0f} M parameters", file=sys.stderr)
         write_checkpoint(size, folder)

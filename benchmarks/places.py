@@ -21,3 +21,8 @@ WHOLE = ".whole"
 def peers_home() -> Path:
     """Environments of the peers, made by `make bench-peers`; all checkouts share them."""
     return benchmarks_home() / "peers"
+
+
+def made_from(mark: Path, source: str) -> bool:
+    """Whether what this mark lies beside was made to its end from that source: the mark, written last, names it."""
+    return mark.exists() and mark.read_text(encoding="utf-8") == source

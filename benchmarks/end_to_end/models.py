@@ -20,7 +20,7 @@ from benchmarks.checkpoints import DONE, SIZES, ensure_checkpoint
 from benchmarks.end_to_end.answers import ensure_reference
 from benchmarks.end_to_end.engines import Model
 from benchmarks.end_to_end.peers.gguf_checkpoint import TYPES, write_gguf
-from benchmarks.places import benchmarks_home
+from benchmarks.places import benchmarks_home, made_from
 
 DEMO = "demo"
 NAMES = (*SIZES, DEMO)
@@ -47,7 +47,7 @@ def _demo_checkpoint(home: Path) -> Path:
     """The demo model before it became a package: as transformers reads it; anew when its adapter is another."""
     folder = home / "checkpoints" / DEMO
     done, wanted = folder / "checkpoint.done", hashlib.sha256(ADAPTER.read_bytes()).hexdigest()
-    if not done.exists() or done.read_text(encoding="ascii") != wanted:
+    if not made_from(done, wanted):
         shutil.rmtree(folder, ignore_errors=True)
         print("models: writing the demo model's checkpoint", file=sys.stderr)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -57,12 +57,14 @@ def _demo_checkpoint(home: Path) -> Path:
 
 
 def _package(name: str, checkpoint: Path, home: Path) -> Path:
-    """Converted anew when it is older than its checkpoint."""
+    """Converted anew when the checkpoint is another."""
     package = home / "packages" / name
-    if not _whole(package) or (package / MANIFEST_NAME).stat().st_mtime < (checkpoint / DONE).stat().st_mtime:
+    done, wanted = package.with_suffix(".source"), (checkpoint / DONE).read_text(encoding="utf-8")
+    if not made_from(done, wanted) or not _whole(package):
         print(f"models: converting {name}", file=sys.stderr)
         package.parent.mkdir(parents=True, exist_ok=True)
         convert_checkpoint(checkpoint, package, name=name, licence="none", replace=package.exists())
+        done.write_text(wanted, encoding="utf-8")
     return package
 
 
@@ -78,8 +80,7 @@ def _quantised(package: Path, home: Path) -> Path:
     """Made anew when the package is another."""
     target = home / "packages" / f"{package.name}-int8"
     done, wanted = target.with_suffix(".source"), sha256_of_file(package / MANIFEST_NAME)
-    made = done.exists() and done.read_text(encoding="ascii") == wanted
-    if not made or not _whole(target):
+    if not made_from(done, wanted) or not _whole(target):
         print(f"models: quantising {package.name}", file=sys.stderr)
         target.parent.mkdir(parents=True, exist_ok=True)
         quantise_package(Package.open(package), target, replace_existing=target.exists())

@@ -1,8 +1,8 @@
 // All experts of a group for one layer in one call: rows in, each row's weighted sum over its slots out.
 //
 // Slots are sorted by expert; then gather, product up, activation, product down, each for all experts at once, so that
-// threads meet four times a call and not per expert; then each row's slots are summed in their order. Rows go through in
-// chunks that bound the memory in between.
+// threads meet per step and not per expert; then each row's slots are summed in their order, which threads share as well.
+// Rows go through in chunks that bound the memory in between.
 
 #include <algorithm>
 #include <new>
