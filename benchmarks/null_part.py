@@ -45,7 +45,7 @@ def _expert(actors: Wire, chosen: argparse.Namespace) -> Service:
     if chosen.wire == "native":
         from moe_wire_native import echo_kernel
 
-        server.compute_natively({0: (echo_kernel(), chosen.hidden * limits.dtype.itemsize)})
+        server.compute_natively({0: (echo_kernel(), chosen.hidden * limits.dtype.itemsize)}, 1)
     stopped = threading.Event()
     thread = threading.Thread(target=answer_forever, args=(server, stopped), daemon=True)
 

@@ -11,7 +11,7 @@
 #define MOE_EXPORT __attribute__((visibility("default")))
 
 // Raised whenever a signature or a layout changes, so that an old library beside new Python is refused.
-#define MOE_KERNELS_ABI 7
+#define MOE_KERNELS_ABI 8
 
 #define MOE_FLOAT32 1
 #define MOE_BFLOAT16 2
@@ -103,12 +103,6 @@ MOE_EXPORT int32_t moe_group_run(const void* handle, const void* rows, int64_t r
                                  const int32_t* slot_rows, const int32_t* slot_experts, const void* slot_weights,
                                  int32_t weights_dtype, int64_t n_slots, void* partial, int32_t partial_dtype,
                                  int32_t threads, char* error, int64_t error_size);
-
-// As moe_group_run with rows side by side, on the calling thread alone.
-MOE_EXPORT int32_t moe_group_ffn(const void* handle, const void* rows, int64_t n_rows, const int32_t* slot_rows,
-                                 const int32_t* slot_experts, const void* slot_weights, int32_t weights_dtype,
-                                 int64_t n_slots, void* partial, int32_t partial_dtype, char* error,
-                                 int64_t error_size);
 
 // Keys and values of all slots in one layer's cache: [slots][heads][tokens][size] elements, any strides but the last.
 // groups: query heads that share a key head. sinks: float [heads * groups], a score each without a value, or null.

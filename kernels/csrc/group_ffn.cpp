@@ -354,10 +354,3 @@ int32_t moe_group_run(const void* handle, const void* rows, int64_t row_stride, 
   if (!run(call, n_rows, n_slots)) return fail(error, size, "not enough memory for %lld slots", (long long)n_slots);
   return 0;
 }
-
-int32_t moe_group_ffn(const void* handle, const void* rows, int64_t n_rows, const int32_t* slot_rows,
-                      const int32_t* slot_experts, const void* slot_weights, int32_t weights_dtype, int64_t n_slots,
-                      void* partial, int32_t partial_dtype, char* error, int64_t size) {
-  return moe_group_run(handle, rows, static_cast<const Group*>(handle)->formula.hidden, n_rows, slot_rows,
-                       slot_experts, slot_weights, weights_dtype, n_slots, partial, partial_dtype, 1, error, size);
-}

@@ -128,8 +128,8 @@ bool check_group(int32_t variant, int32_t dtype, int64_t group, int64_t n) {
     slot_experts.push_back((int32_t)(slot % 2));
   }
   std::vector<float> got((size_t)(n * kHidden));
-  failed = failed || moe_group_ffn(handle, rows.stored.data(), n, slot_rows.data(), slot_experts.data(), weights.data(),
-                                   MOE_FLOAT32, 2 * n, got.data(), MOE_FLOAT32, error, sizeof error);
+  failed = failed || moe_group_run(handle, rows.stored.data(), kHidden, n, slot_rows.data(), slot_experts.data(),
+                                   weights.data(), MOE_FLOAT32, 2 * n, got.data(), MOE_FLOAT32, 1, error, sizeof error);
   if (failed) return fails(error, variant, dtype, n);
   moe_group_free(handle);
   for (int64_t row = 0; row < n; ++row) {

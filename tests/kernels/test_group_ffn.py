@@ -283,12 +283,14 @@ def test_the_c_entry_computes_the_same_without_the_interpreters_lock_and_outlive
         pointer,
         pointer,
         size,
+        size,
         pointer,
         pointer,
         pointer,
         number,
         size,
         pointer,
+        number,
         number,
         ctypes.c_char_p,
         size,
@@ -296,10 +298,11 @@ def test_the_c_entry_computes_the_same_without_the_interpreters_lock_and_outlive
     entry = ctypes.CFUNCTYPE(number, *signature)(function)
     got, message = torch.empty(40, 40, dtype=torch.float16), ctypes.create_string_buffer(200)
     addresses = [tensor.data_ptr() for tensor in chosen]
-    assert entry(handle, given.data_ptr(), 40, *addresses, 1, len(chosen[0]), got.data_ptr(), 3, message, 200) == 0
+    rest = (*addresses, 1, len(chosen[0]), got.data_ptr(), 3, 2, message, 200)
+    assert entry(handle, given.data_ptr(), 40, 40, *rest) == 0
     assert torch.equal(got, want)
     chosen[1][7] = 4
-    assert entry(handle, given.data_ptr(), 40, *addresses, 1, len(chosen[0]), got.data_ptr(), 3, message, 200) != 0
+    assert entry(handle, given.data_ptr(), 40, 40, *rest) != 0
     assert message.value == b"slot_experts: expert 4 is not held"
 
 
@@ -315,15 +318,17 @@ def test_rows_and_slots_may_lie_anywhere(variant):
     )
     partial = torch.empty(40, 40, dtype=dtype)
     group._library.call(
-        "moe_group_ffn",
+        "moe_group_run",
         group._handle,
         raw.data_ptr() + 1,
+        40,
         40,
         *(t.data_ptr() for t in chosen),
         1,
         len(chosen[0]),
         partial.data_ptr(),
         2,
+        1,
     )
     assert torch.equal(partial, want)
     strided = (torch.stack([tensor, tensor], dim=1)[:, 1] for tensor in chosen)

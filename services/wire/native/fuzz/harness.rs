@@ -122,7 +122,7 @@ fn dispatches(body: Body) {
     let kernel = Kernel {
         function: checked,
         handle: 0,
-        max_rows: usize::MAX,
+        threads: 1,
     };
     loop {
         let (items, _) = queue.take(2.0);
@@ -144,6 +144,7 @@ fn dispatches(body: Body) {
 pub unsafe extern "C" fn checked(
     _handle: *const c_void,
     rows: *const c_void,
+    row_stride: i64,
     n_rows: i64,
     slot_rows: *const i32,
     slot_experts: *const i32,
@@ -152,12 +153,14 @@ pub unsafe extern "C" fn checked(
     n_slots: i64,
     partial: *mut c_void,
     partial_dtype: i32,
+    _threads: i32,
     error: *mut c_char,
     _error_size: i64,
 ) -> i32 {
     let size = |dtype: i32| item_size(Dtype::try_from(dtype).expect("a type"));
     let sum = |bytes: &[u8]| bytes.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
     let (rows_read, slots) = (n_rows as usize, n_slots as usize);
+    assert_eq!(row_stride, HIDDEN as i64);
     let mut seen = sum(std::slice::from_raw_parts(
         rows.cast(),
         rows_read * HIDDEN * 2,

@@ -226,7 +226,7 @@ impl Group {
         let kernel = Kernel {
             function: checked,
             handle: 0,
-            max_rows: usize::MAX,
+            threads: 1,
         };
         // SAFETY: `checked` keeps the promise and lives for ever.
         unsafe { expert.set_kernel(LAYER, kernel) };

@@ -1,8 +1,8 @@
-//! The expert's end of the wire: accepts dispatches, hands out batches or computes small ones itself, pushes partials.
+//! The expert's end of the wire: accepts dispatches, computes batches itself or hands them out, pushes partials.
 //!
 //! As moe.wire.grpcio.expert_server. The compute thread drives all streams inside `next_batch`; a caretaker does while it
-//! computes for long (`driver`). Every method may be called from any thread; no lock is held while anything is computed
-//! or a peer is written to.
+//! computes for long (`driver`), in there or outside. Every method may be called from any thread; no lock is held while
+//! anything is computed or a peer is written to.
 
 pub mod accept;
 pub mod kernel;
@@ -10,7 +10,7 @@ mod streams;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::Notify;
@@ -100,8 +100,7 @@ pub struct Expert {
 
 /// What `take` found.
 enum Taken {
-    Batch(Batch),
-    Small(Batch, Kernel),
+    Batch(Batch, Option<Kernel>),
     Nothing { draining: bool },
 }
 
@@ -153,20 +152,32 @@ impl Expert {
         Ok(())
     }
 
-    /// From now on batches of a layer of up to so many rows are computed inside `next_batch`.
+    /// From now on batches of a layer are computed inside `next_batch`, on its thread.
     ///
     /// # Safety
     ///
-    /// The function is `moe_group_ffn` or does what that promises, for rows of `limits.hidden` elements of
+    /// The function is `moe_group_run` or does what that promises, for rows of `limits.hidden` elements of
     /// `limits.dtype` and every expert that the limits name in this layer; it and its handle stay valid until `close`.
     pub unsafe fn set_kernel(&self, layer: u32, kernel: Kernel) {
         self.state.lock().unwrap().kernels.insert(layer, kernel);
     }
 
-    /// Drives all streams until a batch is there that no kernel takes, or for so long. None after the timeout, or when
+    /// Drives all streams until a batch is there that no kernel takes, or for so long; computes others meanwhile. None after the timeout, or when
     /// the drain has begun and nothing waits. Items whose deadline has passed are answered EXPIRED.
     pub fn next_batch(&self, timeout: Duration) -> Option<Batch> {
-        self.driver.drive(self.next(timeout)).flatten()
+        let begun = Instant::now();
+        let mut left = timeout;
+        loop {
+            let (batch, kernel) = self.driver.drive(self.next(left)).flatten()?;
+            let Some(kernel) = kernel else {
+                return Some(batch);
+            };
+            let draining = self.compute(batch, &kernel);
+            left = timeout.saturating_sub(begun.elapsed());
+            if left.is_zero() && !draining {
+                return None;
+            }
+        }
     }
 
     /// Pushes one partial per item ([rows, hidden] in its partial_dtype, row-major) and acknowledges to its router. The
@@ -271,24 +282,16 @@ impl Expert {
         self.driver.close();
     }
 
-    async fn next(&self, timeout: Duration) -> Option<Batch> {
+    /// A batch and the kernel that takes it, if one does.
+    async fn next(&self, timeout: Duration) -> Option<(Batch, Option<Kernel>)> {
         let until = monotonic() + timeout.as_secs_f64();
         // What was pushed since the last call goes out before the next batch is computed, and input is looked for, however
-        // much waits.
+        // much waits: it joins that batch.
         turns(if timeout.is_zero() { MANY } else { 2 }).await;
         let mut timer = None;
         loop {
             match self.take() {
-                Taken::Batch(batch) => return Some(batch),
-                Taken::Small(batch, kernel) => {
-                    let draining = self.compute(batch, &kernel);
-                    // What came in the meantime joins the next batch.
-                    turns(2).await;
-                    if !draining && monotonic() >= until {
-                        return None;
-                    }
-                    continue;
-                }
+                Taken::Batch(batch, kernel) => return Some((batch, kernel)),
                 Taken::Nothing { draining: true } => return None,
                 Taken::Nothing { draining: false } => {}
             }
@@ -321,13 +324,10 @@ impl Expert {
             items,
             taken_at: now,
         };
-        match kernel {
-            Some(kernel) if batch.rows() <= kernel.max_rows => Taken::Small(batch, kernel),
-            _ => Taken::Batch(batch),
-        }
+        Taken::Batch(batch, kernel)
     }
 
-    /// Computes and pushes a batch here; returns whether the drain has begun.
+    /// Computes a batch and pushes its partials; returns whether the drain has begun.
     fn compute(&self, batch: Batch, kernel: &Kernel) -> bool {
         let begun = monotonic();
         let result = kernel::compute(kernel, &batch.items, self.limits.hidden);

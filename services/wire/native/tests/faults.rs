@@ -102,14 +102,14 @@ fn an_expert_killed_in_mid_call_is_a_lost_stream_and_another_replica_answers() {
 
 #[test]
 fn an_expert_that_comes_back_at_its_address_is_dialled_again() {
-    let mut group = Group::start(0, Way::Kernel(8));
+    let mut group = Group::start(0, Way::Kernel);
     let router = router(&targets(&[&group]), &[]);
     LayerCall::new(1, 1, 10.0).check(&router, &alone(&[&group]), None);
     group.kill();
     let group = Group::with(
         &group.target.clone(),
         expert_limits(0),
-        Way::Kernel(8),
+        Way::Kernel,
         settings(),
         None,
     );
@@ -285,13 +285,16 @@ fn begin_again(router: &Router, call: &LayerCall) {
 #[test]
 fn a_failing_kernel_fails_its_batch_with_its_own_words() {
     let group = Group::start(0, Way::Interpreter);
-    let kernel = moe_wire_native::expert::Kernel {
-        function: scaled,
-        handle: 1,
-        max_rows: 8,
+    let set_handle = |handle| {
+        let kernel = moe_wire_native::expert::Kernel {
+            function: scaled,
+            handle,
+            threads: THREADS,
+        };
+        // SAFETY: `scaled` only compares its handle.
+        unsafe { group.expert.set_kernel(LAYER, kernel) };
     };
-    // SAFETY: `scaled` only compares its handle.
-    unsafe { group.expert.set_kernel(LAYER, kernel) };
+    set_handle(1);
     let router = router(&targets(&[&group]), &[]);
     let call = LayerCall::new(2, 1, 10.0);
     let failure = only_failure(begin(
@@ -303,13 +306,14 @@ fn a_failing_kernel_fails_its_batch_with_its_own_words() {
     ));
     assert_eq!(failure.kind, Kind::Failed);
     assert_eq!(failure.message, "computing layer 3 failed: no memory today");
+    set_handle(0);
     LayerCall::new(9, 1, 10.0).check(&router, &alone(&[&group]), None);
     router.close();
 }
 
 #[test]
 fn an_expert_without_the_named_collector_says_so() {
-    let group = Group::start(0, Way::Kernel(8));
+    let group = Group::start(0, Way::Kernel);
     block_on(async {
         let mut talk = Talk::<DispatchResponse>::open(&group.target, DISPATCH)
             .await
@@ -335,7 +339,7 @@ async fn receipt(talk: &mut Talk<DispatchResponse>) -> Receipt {
 
 #[test]
 fn a_malformed_dispatch_is_invalid_by_name_and_the_stream_goes_on() {
-    let group = Group::start(0, Way::Kernel(8));
+    let group = Group::start(0, Way::Kernel);
     block_on(async {
         let mut talk = Talk::<DispatchResponse>::open(&group.target, DISPATCH)
             .await
@@ -359,7 +363,7 @@ fn a_malformed_dispatch_is_invalid_by_name_and_the_stream_goes_on() {
 
 #[test]
 fn bytes_that_are_no_message_end_their_stream_and_no_other_on_the_connection() {
-    let group = Group::start(0, Way::Kernel(8));
+    let group = Group::start(0, Way::Kernel);
     block_on(async {
         let channel = connect(&group.target, &settings()).await.unwrap();
         let mut good = Talk::<DispatchResponse>::over(channel.clone(), DISPATCH)
@@ -384,7 +388,7 @@ fn bytes_that_are_no_message_end_their_stream_and_no_other_on_the_connection() {
 fn a_message_beyond_the_bound_ends_its_stream_and_no_other_on_the_connection() {
     let mut small = settings();
     small.max_message_bytes = 10_000;
-    let group = Group::with(&target(), expert_limits(0), Way::Kernel(8), small, None);
+    let group = Group::with(&target(), expert_limits(0), Way::Kernel, small, None);
     block_on(async {
         let channel = connect(&group.target, &settings()).await.unwrap();
         let mut good = Talk::<DispatchResponse>::over(channel.clone(), DISPATCH)
@@ -403,7 +407,7 @@ fn a_message_beyond_the_bound_ends_its_stream_and_no_other_on_the_connection() {
 
 #[test]
 fn a_router_never_sends_what_its_settings_forbid() {
-    let group = Group::start(0, Way::Kernel(8));
+    let group = Group::start(0, Way::Kernel);
     let mut small = settings();
     small.max_message_bytes = 4000;
     let router = router_with(&targets(&[&group]), &[], small);
@@ -423,7 +427,7 @@ fn a_router_never_sends_what_its_settings_forbid() {
 
 #[test]
 fn the_newest_collect_stream_of_a_name_wins() {
-    let group = Group::start(0, Way::Kernel(8));
+    let group = Group::start(0, Way::Kernel);
     block_on(async {
         let hello = CollectRequest {
             aggregator: "a".into(),
@@ -460,7 +464,7 @@ fn the_newest_collect_stream_of_a_name_wins() {
 
 #[test]
 fn first_messages_that_name_nobody_are_refused() {
-    let group = Group::start(0, Way::Kernel(8));
+    let group = Group::start(0, Way::Kernel);
     let (_aggregator, at) = aggregator(&[]);
     block_on(async {
         let mut nameless = Talk::<CollectResponse>::open(&group.target, COLLECT)
@@ -557,7 +561,7 @@ fn warm_alone(group: &Group, router: &Router) {
 
 #[test]
 fn a_dispatch_on_an_open_stream_is_refused_while_draining() {
-    let group = Group::start(0, Way::Kernel(8));
+    let group = Group::start(0, Way::Kernel);
     let router = router(&targets(&[&group]), &[]);
     warm(&router, &alone(&[&group]), None);
     group.expert.drain();

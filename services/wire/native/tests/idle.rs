@@ -25,7 +25,7 @@ fn a_stream_left_idle_with_short_keep_alive_still_answers_at_once() {
     let kernel = moe_wire_native::expert::Kernel {
         function: scaled,
         handle: 0,
-        max_rows: 64,
+        threads: THREADS,
     };
     // SAFETY: `scaled` keeps the promise and lives for ever.
     unsafe { group.expert.set_kernel(LAYER, kernel) };

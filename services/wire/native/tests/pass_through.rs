@@ -56,7 +56,7 @@ fn an_unknown_path_streams_both_ways_through_to_the_server_behind() {
     let group = Group::with(
         &target(),
         expert_limits(0),
-        Way::Kernel(8),
+        Way::Kernel,
         settings(),
         Some(behind),
     );
@@ -93,7 +93,7 @@ fn a_server_behind_that_is_not_there_is_unavailable_by_name_until_it_is() {
     let group = Group::with(
         &target(),
         expert_limits(0),
-        Way::Kernel(8),
+        Way::Kernel,
         settings(),
         Some(behind.clone()),
     );
@@ -119,7 +119,7 @@ fn a_server_behind_that_is_not_there_is_unavailable_by_name_until_it_is() {
 
 #[test]
 fn without_a_server_behind_an_unknown_path_is_unimplemented() {
-    let group = Group::start(0, Way::Kernel(8));
+    let group = Group::start(0, Way::Kernel);
     block_on(async {
         let status = Talk::<CollectRequest>::open(&group.target, ECHO)
             .await
@@ -156,7 +156,7 @@ fn hanging_up_in_front_hangs_up_behind() {
     let group = Group::with(
         &target(),
         expert_limits(0),
-        Way::Kernel(8),
+        Way::Kernel,
         settings(),
         Some(behind),
     );

@@ -21,7 +21,7 @@ fn the_answer_is_the_weighted_sum_with_the_combiner_inside_the_router() {
 #[test]
 fn the_answer_is_the_weighted_sum_through_an_aggregator() {
     let groups = [
-        Group::start(0, Way::Kernel(8)),
+        Group::start(0, Way::Kernel),
         Group::start(1, Way::Interpreter),
     ];
     let groups: Vec<&Group> = groups.iter().collect();
@@ -39,8 +39,8 @@ fn the_answer_is_the_weighted_sum_through_an_aggregator() {
 }
 
 #[test]
-fn small_batches_are_computed_inside_and_larger_ones_handed_out() {
-    let group = Group::start(0, Way::Kernel(4));
+fn a_layer_with_a_kernel_is_computed_inside_and_counted() {
+    let group = Group::start(0, Way::Kernel);
     let router = router(&targets(&[&group]), &[]);
     // Until both streams are open a part may be computed and have nowhere to go, and is sent again.
     LayerCall::new(1, 1, 10.0).check(&router, &alone(&[&group]), None);
@@ -61,8 +61,12 @@ fn small_batches_are_computed_inside_and_larger_ones_handed_out() {
     }
     assert_eq!(computed.slots_by_expert, slots);
     assert!(computed.seconds > before.seconds);
-    LayerCall::new(5, 1, 10.0).check(&router, &alone(&[&group]), None);
-    assert_eq!(group.expert.computed().batches, computed.batches);
+    LayerCall::new(500, 1, 10.0).check(&router, &alone(&[&group]), None);
+    let large = group.expert.computed();
+    assert_eq!(
+        (large.batches - computed.batches, large.rows - computed.rows),
+        (1, 500)
+    );
     router.close();
 }
 
@@ -72,7 +76,7 @@ fn dispatches_that_wait_together_are_one_batch_for_all_routers() {
     let kernel = moe_wire_native::expert::Kernel {
         function: scaled,
         handle: 0,
-        max_rows: 5,
+        threads: THREADS,
     };
     // SAFETY: `scaled` keeps the promise and lives for ever.
     unsafe { idle.expert.set_kernel(LAYER, kernel) };
@@ -112,10 +116,7 @@ fn dispatches_that_wait_together_are_one_batch_for_all_routers() {
 
 #[test]
 fn two_routers_share_experts_and_aggregator_without_mixing_answers() {
-    let groups = [
-        Group::start(0, Way::Kernel(64)),
-        Group::start(1, Way::Kernel(2)),
-    ];
+    let groups = [Group::start(0, Way::Kernel), Group::start(1, Way::Kernel)];
     let groups: Vec<&Group> = groups.iter().collect();
     let (_aggregator, at) = aggregator(&targets(&groups));
     std::thread::scope(|scope| {
@@ -177,7 +178,7 @@ fn the_streams_work_over_tcp_too() {
     let group = Group::with(
         &port.to_string(),
         expert_limits(0),
-        Way::Kernel(8),
+        Way::Kernel,
         settings(),
         None,
     );

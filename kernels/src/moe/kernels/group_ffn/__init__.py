@@ -74,7 +74,7 @@ class PackedGroup:
         return self._group(rows.to(self.dtype), slot_rows, slot_experts, slot_weights, dtype)
 
     def entry(self) -> tuple[int, int]:
-        """Address of `moe_group_ffn` (csrc/abi.h) and of this group's handle, for callers without the interpreter.
+        """Address of `moe_group_run` (csrc/abi.h) and of this group's handle, for callers without the interpreter.
 
         The group stays in memory until the process ends. Raises ValueError unless the back end is a native one.
         """

@@ -75,8 +75,8 @@ class NativeGroup:
         return partial
 
     def entry(self) -> tuple[int, int]:
-        """Addresses of `moe_group_ffn` and of the handle. The caller keeps this object alive."""
-        address = ctypes.cast(self._library.function("moe_group_ffn"), c_void_p).value
+        """Addresses of `moe_group_run` and of the handle. The caller keeps this object alive."""
+        address = ctypes.cast(self._library.function("moe_group_run"), c_void_p).value
         assert address is not None
         assert self._handle.value is not None
         return address, self._handle.value

@@ -15,7 +15,7 @@ PATH_VARIABLE = "MOE_KERNELS_LIBRARY"
 """Environment variable that names another build of the library, such as the one with sanitizers."""
 
 PATH = Path(os.environ.get(PATH_VARIABLE) or Path(__file__).with_name("libmoe_kernels.so"))
-ABI = 7
+ABI = 8
 """MOE_KERNELS_ABI of csrc/abi.h that this Python speaks."""
 
 _REMEDY = "build it with `make kernels-native`"
@@ -158,7 +158,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "moe_layer_attend": (c_int32, (*_LAYER, *_ERROR)),
     "moe_rms_norm": (c_int32, (*_NORM, *_ERROR)),
     "moe_add": (c_int32, (*_ADD, *_ERROR)),
-    "moe_group_ffn": (c_int32, (*_GROUP[:2], *_GROUP[3:], *_ERROR)),
 }
 
 

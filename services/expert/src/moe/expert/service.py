@@ -77,9 +77,8 @@ class ExpertProcess:
             return
         self._packed = weights
         if not self._lifecycle.draining:
-            # One thread: the entry computes on the calling thread alone.
-            if self._settings.threads == 1 and (entries := weights.entries()):
-                self._wire.compute_natively(entries)
+            if entries := weights.entries():
+                self._wire.compute_natively(entries, self._settings.threads)
             self._worker.start(weights)
 
     async def _drain(self) -> None:

@@ -1,4 +1,4 @@
-//! Small batches computed by the kernel library's C entry, `moe_group_ffn` (kernels/csrc/abi.h), without the interpreter.
+//! Batches computed by the kernel library's C entry, `moe_group_run` (kernels/csrc/abi.h), without the interpreter.
 //!
 //! Items whose element types agree go through the experts together, one pass over the weights for all routers, as in
 //! moe.expert.compute; a batch's bits are the same on either way.
@@ -15,11 +15,12 @@ use crate::tensors::item_size;
 
 const MESSAGE_BYTES: usize = 512;
 
-/// handle, rows, n_rows, slot_rows, slot_experts, slot_weights, weights_dtype, n_slots, partial, partial_dtype, error,
-/// error_size; 0, or 1 and a message.
+/// handle, rows, row_stride, n_rows, slot_rows, slot_experts, slot_weights, weights_dtype, n_slots, partial,
+/// partial_dtype, threads, error, error_size; 0, or 1 and a message.
 pub type Function = unsafe extern "C" fn(
     *const c_void,
     *const c_void,
+    i64,
     i64,
     *const i32,
     *const i32,
@@ -27,6 +28,7 @@ pub type Function = unsafe extern "C" fn(
     i32,
     i64,
     *mut c_void,
+    i32,
     i32,
     *mut c_char,
     i64,
@@ -37,8 +39,8 @@ pub type Function = unsafe extern "C" fn(
 pub struct Kernel {
     pub function: Function,
     pub handle: usize,
-    /// Rows of a batch up to which it is taken.
-    pub max_rows: usize,
+    /// That a batch is computed with.
+    pub threads: i32,
 }
 
 /// Answers rows as they came, in the function's signature: what a hop costs without the work. handle: bytes of a row.
@@ -48,6 +50,7 @@ pub struct Kernel {
 pub unsafe extern "C" fn echo(
     handle: *const c_void,
     rows: *const c_void,
+    _row_stride: i64,
     n_rows: i64,
     _slot_rows: *const i32,
     _slot_experts: *const i32,
@@ -56,6 +59,7 @@ pub unsafe extern "C" fn echo(
     _n_slots: i64,
     partial: *mut c_void,
     _partial_dtype: i32,
+    _threads: i32,
     _error: *mut c_char,
     _error_size: i64,
 ) -> i32 {
@@ -123,6 +127,7 @@ fn run(kernel: &Kernel, items: &[&Item], hidden: usize) -> Result<Bytes, String>
         (kernel.function)(
             kernel.handle as *const c_void,
             inputs.as_ptr().cast(),
+            hidden as i64,
             rows as i64,
             slot_rows.as_ptr(),
             slot_experts.as_ptr(),
@@ -131,6 +136,7 @@ fn run(kernel: &Kernel, items: &[&Item], hidden: usize) -> Result<Bytes, String>
             slot_rows.len() as i64,
             words.as_mut_ptr().cast(),
             first.partial_dtype as i32,
+            kernel.threads,
             message.as_mut_ptr(),
             MESSAGE_BYTES as i64,
         )

@@ -108,26 +108,20 @@ impl Expert {
         Ok(())
     }
 
-    /// Computes batches of a layer of up to so many rows without the interpreter. function, handle: the addresses of
-    /// PackedGroup.entry(), which keeps both for the process's life.
-    fn set_kernel(
-        &self,
-        layer: u32,
-        function: usize,
-        handle: usize,
-        max_rows: usize,
-    ) -> PyResult<()> {
+    /// Computes batches of a layer without the interpreter. function, handle: the addresses of PackedGroup.entry(), which
+    /// keeps both for the process's life. threads: that compute, this one included.
+    fn set_kernel(&self, layer: u32, function: usize, handle: usize, threads: i32) -> PyResult<()> {
         if function == 0 || handle == 0 {
             return Err(PyValueError::new_err("kernel: got a null address"));
         }
-        // SAFETY: the caller passes PackedGroup.entry(): the address of moe_group_ffn, of this type (kernels/csrc/abi.h)
+        // SAFETY: the caller passes PackedGroup.entry(): the address of moe_group_run, of this type (kernels/csrc/abi.h)
         // and of a handle for the rows and experts of this layer, neither of which is ever freed.
         unsafe {
             let function = std::mem::transmute::<usize, Function>(function);
             let kernel = Kernel {
                 function,
                 handle,
-                max_rows,
+                threads,
             };
             self.inner.set_kernel(layer, kernel);
         }

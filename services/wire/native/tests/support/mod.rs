@@ -28,6 +28,8 @@ use moe_wire_native::settings::Settings;
 use moe_wire_native::tensors::int32_message;
 
 pub const HIDDEN: usize = 16;
+/// That kernels are told to compute with.
+pub const THREADS: i32 = 3;
 pub const LAYER: u32 = 3;
 /// Experts in each group.
 pub const HELD: usize = 4;
@@ -119,6 +121,7 @@ pub fn compute(batch: &Batch) -> Vec<Bytes> {
 pub unsafe extern "C" fn scaled(
     handle: *const c_void,
     rows: *const c_void,
+    row_stride: i64,
     n_rows: i64,
     slot_rows: *const i32,
     slot_experts: *const i32,
@@ -127,9 +130,11 @@ pub unsafe extern "C" fn scaled(
     n_slots: i64,
     partial: *mut c_void,
     partial_dtype: i32,
+    threads: i32,
     error: *mut c_char,
     error_size: i64,
 ) -> i32 {
+    assert_eq!((row_stride, threads), (HIDDEN as i64, THREADS));
     let fails = !handle.is_null();
     if fails || weights_dtype != 1 || partial_dtype != 1 {
         let message = b"no memory today\0";
@@ -168,8 +173,8 @@ pub struct Group {
 pub enum Way {
     /// Every batch is handed out.
     Interpreter,
-    /// Batches of up to so many rows are computed inside.
-    Kernel(usize),
+    /// Every batch is computed inside.
+    Kernel,
     /// Nothing is taken from the queue.
     Nothing,
 }
@@ -189,11 +194,11 @@ impl Group {
         let driver = Driver::new("expert", || {}).unwrap();
         let instance = format!("{target}-{}", NUMBERS.fetch_add(1, Ordering::Relaxed));
         let expert = Expert::new(&instance, limits, settings, driver);
-        if let Way::Kernel(max_rows) = way {
+        if way == Way::Kernel {
             let kernel = Kernel {
                 function: scaled,
                 handle: 0,
-                max_rows,
+                threads: THREADS,
             };
             // SAFETY: `scaled` keeps the promise and lives for ever.
             unsafe { expert.set_kernel(LAYER, kernel) };

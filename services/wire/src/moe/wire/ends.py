@@ -39,7 +39,7 @@ class Served(Protocol):
 
 @dataclass(frozen=True)
 class Computed:
-    """What an expert's end computed without the compute thread since the start. slots: expert id -> slots."""
+    """What an expert's end computed without the interpreter since the start. slots: expert id -> slots."""
 
     rows: int = 0
     batches: int = 0
@@ -50,8 +50,8 @@ class Computed:
 class ExpertEnd(ExpertWire, Served, Protocol):
     """The expert's end."""
 
-    def compute_natively(self, entries: Mapping[int, tuple[int, int]]) -> bool:
-        """Has few rows computed without the interpreter: layer -> PackedGroup.entry(). False: it can't."""
+    def compute_natively(self, entries: Mapping[int, tuple[int, int]], threads: int) -> bool:
+        """Has batches computed without the interpreter: layer -> PackedGroup.entry(). False: it can't."""
 
     def computed(self) -> Computed:
         """What came of it."""

@@ -84,7 +84,7 @@ class ExpertServer(expert_pb2_grpc.ExpertServiceServicer):
         """See ExpertWire."""
         self._post(self._refuse, batch.items, FailureKind.FAILED, message)
 
-    def compute_natively(self, entries: Mapping[int, tuple[int, int]]) -> bool:
+    def compute_natively(self, entries: Mapping[int, tuple[int, int]], threads: int) -> bool:
         """See ExpertEnd: every batch goes through the interpreter here."""
         del entries
         return False

@@ -1,7 +1,7 @@
 """The expert's end of the native wire: a front for the gRPC server, and a port for the compute thread.
 
-The compute thread drives the streams inside `next_batch`; batches of a few rows are computed there too, without the
-interpreter, once the kernels' entries are known. A caretaker's thread drives while the compute thread is busy.
+The compute thread drives the streams inside `next_batch`; batches are computed there too, without the interpreter, once
+the kernels' entries are known. A caretaker's thread drives while the compute thread is busy for long.
 """
 
 import asyncio
@@ -18,9 +18,6 @@ from moe.wire.native.memory import tensor_of
 from moe.wire.port import Batch, ExpertLimits, QueueStats, WorkItem
 from moe.wire.settings import WireSettings
 from torch import Tensor
-
-FEW_ROWS = 32
-"""Batches of up to so many rows are computed without the interpreter: milliseconds, in which no stream is served."""
 
 _LOOK_S = 0.01
 _LAST_WRITES_S = 2.0
@@ -69,10 +66,10 @@ class ExpertServer:
         """See ExpertWire."""
         self._native.fail(_ticket(batch), message)
 
-    def compute_natively(self, entries: Mapping[int, tuple[int, int]]) -> bool:
+    def compute_natively(self, entries: Mapping[int, tuple[int, int]], threads: int) -> bool:
         """See ExpertEnd."""
         for layer, (function, handle) in entries.items():
-            self._native.set_kernel(layer, function, handle, FEW_ROWS)
+            self._native.set_kernel(layer, function, handle, threads)
         return True
 
     def computed(self) -> Computed:
