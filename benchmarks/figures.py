@@ -44,10 +44,15 @@ def summary(samples: Sequence[float]) -> Summary:
 
 
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """Median of the ratios round by round: what both have in common in a round, such as its load, cancels.
+    """Median of `paired_ratios`."""
+    return median(paired_ratios(numerators, denominators))
+
+
+def paired_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
+    """The ratios round by round: what both have in common in a round, such as its load, cancels.
 
     Raises ValueError when the rounds don't pair up.
     """
     if len(numerators) != len(denominators):
         raise ValueError(f"paired_ratio: {len(numerators)} rounds against {len(denominators)}; measure them in turns")
-    return median([a / b for a, b in zip(numerators, denominators, strict=True)])
+    return [a / b for a, b in zip(numerators, denominators, strict=True)]

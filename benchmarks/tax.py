@@ -1,6 +1,6 @@
 """The tax of distribution: our one process and deployments, up at once and asked in turns.
 
-    python -m benchmarks.tax --model M                                   # four minutes
+    python -m benchmarks.tax --model M                                   # five minutes
     python -m benchmarks.tax --model S demo --rounds 5 --peer
 
 `end-to-end` has one engine up at a time, so minutes lie between an engine and what it is compared with, and memory that
@@ -23,7 +23,7 @@ from benchmarks.end_to_end import workloads
 from benchmarks.end_to_end.drive import Running
 from benchmarks.end_to_end.engines import PEERS, Engine, Model, deployed, one_process, peer
 from benchmarks.end_to_end.models import NAMES, ensure_model
-from benchmarks.figures import median
+from benchmarks.figures import median, paired_ratios, summary
 from benchmarks.machine import this_machine
 from benchmarks.memory_speed import memory_gbps
 from benchmarks.tables import number, table
@@ -91,8 +91,8 @@ def rows(taken: dict[str, list[Turn]]) -> list[list[str]]:
     base = next(iter(taken.values()))
     lines = []
     for name, turns in taken.items():
-        w1 = [before.tokens_s / turn.tokens_s - 1 for before, turn in zip(base, turns, strict=True)]
-        w2 = [turn.per_token_ms / before.per_token_ms - 1 for before, turn in zip(base, turns, strict=True)]
+        w1 = paired_ratios([turn.tokens_s for turn in base], [turn.tokens_s for turn in turns])
+        w2 = paired_ratios([turn.per_token_ms for turn in turns], [turn.per_token_ms for turn in base])
         taxes = ["-"] * 4 if turns is base else [*_tax(w1), *_tax(w2)]
         read = [gbps for turn in turns for gbps in turn.memory if gbps is not None]
         lines.append(
@@ -110,7 +110,8 @@ def rows(taken: dict[str, list[Turn]]) -> list[list[str]]:
 
 
 def _tax(ratios: Sequence[float]) -> tuple[str, str]:
-    return f"{median(ratios):+.0%}", f"{min(ratios):+.0%} to {max(ratios):+.0%}"
+    tax = summary(ratios)
+    return f"{tax.median - 1:+.0%}", f"{tax.least - 1:+.0%} to {tax.most - 1:+.0%}"
 
 
 def _parser() -> argparse.ArgumentParser:

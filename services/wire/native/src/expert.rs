@@ -162,8 +162,9 @@ impl Expert {
         self.state.lock().unwrap().kernels.insert(layer, kernel);
     }
 
-    /// Drives all streams until a batch is there that no kernel takes, or for so long; computes others meanwhile. None after the timeout, or when
-    /// the drain has begun and nothing waits. Items whose deadline has passed are answered EXPIRED.
+    /// Drives all streams until a batch is there that no kernel takes, or for so long; computes others meanwhile. None
+    /// after the timeout, or when the drain has begun and nothing waits. Items whose deadline has passed are answered
+    /// EXPIRED.
     pub fn next_batch(&self, timeout: Duration) -> Option<Batch> {
         let begun = Instant::now();
         let mut left = timeout;
