@@ -2,7 +2,9 @@
 
     python -m benchmarks.layer_call --wire grpcio --wire native --groups 1 2 8 --tokens 1 16 256 2048
 
-Every implementation is up at once and they take turns, so that a ratio compares neighbours in time. `cold` puts 0.6 ms
+A call goes from a layer's rows and routing to the sums, as the router makes it: the native wire cuts the routing into
+parts itself, for the other they are cut before each call. Every implementation is up at once and they take turns, so
+that a ratio compares neighbours in time. `cold` puts 0.6 ms
 of other work, which streams 8 MB through the caches, between two calls, as attention does. CPU is of all processes.
 A row goes to two of sixteen experts; eight random routings take turns.
 """
@@ -23,7 +25,17 @@ import numpy as np
 import torch
 from moe.aggregator.hosting import combiner_for
 from moe.router.dispatch import plan_parts
-from moe.wire.port import Combined, LayerCall, MissingPolicy, RouterWire, Target
+from moe.wire.port import (
+    Combined,
+    LayerCall,
+    MissingPolicy,
+    Outcome,
+    Places,
+    RoutedCall,
+    RoutedWire,
+    RouterWire,
+    Target,
+)
 from moe.wire.settings import CombinerLimits, WireSettings
 
 from benchmarks.cpu_time import cpu_seconds
@@ -38,7 +50,7 @@ EXPERTS, TOPK, HIDDEN = 16, 2, 1024
 _CALLS = {1: 400, 16: 300, 256: 80, 2048: 16}
 _WARM_UP_S, _ROUND_S, TIMEOUT_S = 0.3, 1.5, 20.0
 _COLD_BYTES, _COLD_S = 8 << 20, 0.0006
-_PLANS = 8
+_TEMPLATES = 8
 PLACES = ("router", "process")
 
 
@@ -68,6 +80,15 @@ class Cost:
     rounds: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class Template:
+    """A layer call to be made again and again. index, weights [tokens, TOPK]; call: with the parts made of them."""
+
+    index: torch.Tensor
+    weights: torch.Tensor
+    call: LayerCall
+
+
 class Rig:
     """The expert processes, perhaps an aggregator, and a router's wire, of one implementation.
 
@@ -77,8 +98,8 @@ class Rig:
     def __init__(self, name: str, groups: int, aggregator: str, started: Processes) -> None:
         actors = wire(name)
         tag = f"{name}-{groups}-{aggregator}"
-        self.part_of_expert = tuple(expert % groups for expert in range(EXPERTS))
-        self._part_of = np.array(self.part_of_expert, dtype=np.int32)
+        part_of_expert = tuple(expert % groups for expert in range(EXPERTS))
+        self._part_of = np.array(part_of_expert, dtype=np.int32)
         self.endpoints = tuple(f"unix:{started.folder}/{tag}-e{group}.sock" for group in range(groups))
         self.parts = {"router": os.getpid()}
         for group, endpoint in enumerate(self.endpoints):
@@ -97,49 +118,65 @@ class Rig:
         inside = None if self.aggregator else combiner_for(actors, CombinerLimits())
         self.wire: RouterWire = actors.router("router-0", combiner=inside, settings=WireSettings())
         self.wire.set_endpoints(self.endpoints, [self.aggregator] if self.aggregator else [])
+        self._places = Places(part_of_expert, self.endpoints)
         self._ids = count(1)
 
-    def call(self, template: LayerCall) -> None:
-        """One layer call to its end; failed parts, as before the streams are open, are sent again."""
+    def call(self, template: Template) -> None:
+        """One layer call from its routing to its end, over open streams. RuntimeError where its answer is not whole."""
+        wire, parted = self.wire, template.call
+        if not isinstance(wire, RoutedWire):
+            parts = plan_parts(template.index, template.weights, self._part_of, EXPERTS)
+            self._exchange(replace(parted, parts=parts))
+            return
         deadline = time.monotonic() + TIMEOUT_S
-        call = replace(template, call_id=self.next_id(), deadline=deadline)
+        call = RoutedCall(
+            next(self._ids), parted.layer, parted.hidden, template.index, template.weights, EXPERTS, self._places,
+            parted.policy, deadline, None, self.aggregator,
+        )  # fmt: skip
+        _whole(wire.exchange_routed(call, deadline))
+
+    def call_in_parts(self, template: Template) -> None:
+        """As `call`, by the parts that are cut already; failed ones, as before the streams are open, are sent again."""
+        self._exchange(template.call)
+
+    def _exchange(self, parted: LayerCall) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        call = replace(parted, call_id=next(self._ids), deadline=deadline)
         wanted = [part.part for part in call.parts]
         while True:
             targets = [Target(part, self.endpoints[part]) for part in wanted]
             outcome = self.wire.exchange(call, targets, self.aggregator, deadline)
-            if isinstance(outcome, Combined):
-                if outcome.missing:
-                    raise RuntimeError(f"layer call without {outcome.missing}")
-                return
             wanted = [failure.part for failure in getattr(outcome, "failures", ())]
             if not wanted:
-                raise RuntimeError(f"layer call ended with {outcome}")
+                _whole(outcome)
+                return
             time.sleep(0.01)
 
-    def plans(self, tokens: int) -> list[LayerCall]:
-        """Calls with random routing, made beforehand: the plan is the router's work and not the wire's."""
+    def templates(self, tokens: int) -> list[Template]:
+        """Calls with random routing."""
         generator = torch.Generator().manual_seed(tokens)
-        return [self._plan(tokens, generator) for _ in range(_PLANS)]
+        return [self._template(tokens, generator) for _ in range(_TEMPLATES)]
 
-    def _plan(self, tokens: int, generator: torch.Generator) -> LayerCall:
+    def _template(self, tokens: int, generator: torch.Generator) -> Template:
         hidden = torch.randn(tokens, HIDDEN, generator=generator).to(torch.bfloat16)
         index = torch.rand(tokens, EXPERTS, generator=generator).topk(TOPK, 1).indices
         weights = torch.full((tokens, TOPK), 1 / TOPK)
         parts = plan_parts(index, weights, self._part_of, EXPERTS)
-        return LayerCall(0, 0, hidden, parts, MissingPolicy.WAIT, 0.0)
+        return Template(index, weights, LayerCall(0, 0, hidden, parts, MissingPolicy.WAIT, 0.0))
 
     @property
     def pids(self) -> list[int]:
         """Every process of the rig, this one included."""
         return list(self.parts.values())
 
-    def next_id(self) -> int:
-        """Of a new layer call."""
-        return next(self._ids)
-
     def close(self) -> None:
         """Ends the wire; the processes are ended by whoever started them."""
         self.wire.close()
+
+
+def _whole(outcome: Outcome | None) -> None:
+    if not isinstance(outcome, Combined) or outcome.missing:
+        raise RuntimeError(f"layer call ended with {outcome}")
 
 
 class OtherWork:
@@ -169,28 +206,30 @@ def rigs(names: Sequence[str], groups: int, aggregator: str, folder: Path) -> It
 
 def measure(up: dict[str, Rig], case: Case, rounds: int) -> list[Cost]:
     """The wires in turns, `rounds` times each."""
-    plans = {name: rig.plans(case.tokens) for name, rig in up.items()}
+    templates = {name: rig.templates(case.tokens) for name, rig in up.items()}
     times: dict[str, list[list[float]]] = {name: [] for name in up}
     cpu: dict[str, list[float]] = {name: [] for name in up}
     for name, rig in up.items():
-        _warm_up(rig, plans[name])
+        _warm_up(rig, templates[name])
     for turn in range(rounds):
         order = list(up) if turn % 2 == 0 else list(reversed(up))
         for name in order:
-            samples, spent = _round(up[name], plans[name], case)
+            samples, spent = _round(up[name], templates[name], case)
             times[name].append(samples)
             cpu[name].append(spent)
     return [_cost(name, times[name], cpu[name]) for name in up]
 
 
-def _warm_up(rig: Rig, plans: list[LayerCall]) -> None:
+def _warm_up(rig: Rig, templates: list[Template]) -> None:
+    for template in templates:
+        rig.call_in_parts(template)
     until = time.perf_counter() + _WARM_UP_S
     while time.perf_counter() < until:
-        for plan in plans:
-            rig.call(plan)
+        for template in templates:
+            rig.call(template)
 
 
-def _round(rig: Rig, plans: list[LayerCall], case: Case) -> tuple[list[float], float]:
+def _round(rig: Rig, templates: list[Template], case: Case) -> tuple[list[float], float]:
     """Seconds of each call, for 1.5 s at most, and CPU seconds a call; the other work of cold rounds is not counted."""
     other = OtherWork() if case.cold else None
     samples: list[float] = []
@@ -203,7 +242,7 @@ def _round(rig: Rig, plans: list[LayerCall], case: Case) -> tuple[list[float], f
             other.run()
             between += time.thread_time() - started
         started = time.perf_counter()
-        rig.call(plans[len(samples) % len(plans)])
+        rig.call(templates[len(samples) % len(templates)])
         samples.append(time.perf_counter() - started)
     return samples, (cpu_seconds(rig.pids) - before - between) / len(samples)
 

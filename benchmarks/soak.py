@@ -19,10 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from moe.wire.port import Combined, Places, RoutedCall, RoutedWire
 
 from benchmarks.document import fenced, publish
-from benchmarks.layer_call import EXPERTS, PLACES, TIMEOUT_S, TOPK, Rig
+from benchmarks.layer_call import PLACES, Rig
 from benchmarks.machine import this_machine
 from benchmarks.memory import Memory, memory_of
 from benchmarks.processes import processes
@@ -68,11 +67,9 @@ class Soak:
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
-        self._plans = {tokens: rig.plans(tokens) for tokens in (1, 16, 64)}
-        self._routings = {tokens: _routings(tokens) for tokens in self._plans}
-        self._places = Places(rig.part_of_expert, rig.endpoints)
-        for plan in self._plans[1]:
-            rig.call(plan)  # opens every stream
+        self._templates = {tokens: rig.templates(tokens) for tokens in (1, 16, 64)}
+        for template in self._templates[1]:
+            rig.call_in_parts(template)  # opens every stream
 
     def run(self, calls: int) -> list[Reading]:
         """That many, with a reading at each of MARKS. Raises RuntimeError for a call without its whole answer."""
@@ -86,29 +83,12 @@ class Soak:
         return readings
 
     def _call(self, number: int) -> None:
-        tokens = tokens_of(number)
-        plans = self._plans[tokens]
-        router = self._rig.wire
-        if number % _IN_PARTS == 0 or not isinstance(router, RoutedWire):
-            self._rig.call(plans[number % len(plans)])
-            return
-        index, weights = self._routings[tokens][number % len(plans)]
-        plan = plans[number % len(plans)]
-        deadline = time.monotonic() + TIMEOUT_S
-        call = RoutedCall(
-            self._rig.next_id(), 0, plan.hidden, index, weights, EXPERTS, self._places, plan.policy, deadline,
-            None, self._rig.aggregator,
-        )  # fmt: skip
-        outcome = router.exchange_routed(call, deadline)
-        if not isinstance(outcome, Combined) or outcome.missing:
-            raise RuntimeError(f"layer call {number} ended with {outcome}")
-
-
-def _routings(tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """As the rig's plans have them."""
-    generator = torch.Generator().manual_seed(tokens)
-    weights = torch.full((tokens, TOPK), 1 / TOPK)
-    return [(torch.rand(tokens, EXPERTS, generator=generator).topk(TOPK, 1).indices, weights) for _ in range(8)]
+        templates = self._templates[tokens_of(number)]
+        template = templates[number % len(templates)]
+        if number % _IN_PARTS == 0:
+            self._rig.call_in_parts(template)
+        else:
+            self._rig.call(template)
 
 
 def run(chosen: argparse.Namespace) -> int:

@@ -1,14 +1,16 @@
 //! The expert's end of the wire: accepts dispatches, computes batches itself or hands them out, pushes partials.
 //!
 //! As moe.wire.grpcio.expert_server. The compute thread drives all streams inside `next_batch`; a caretaker does while it
-//! computes for long (`driver`), in there or outside. Every method may be called from any thread; no lock is held while
-//! anything is computed or a peer is written to.
+//! computes outside of the runtime (`driver`). A few rows are computed between two turns of it, by a task (`answer_few`):
+//! leaving it, entering it again and waking what waits in there would cost more than such a batch's protocol. Every
+//! method may be called from any thread; no lock is held while anything is computed or a peer is written to.
 
 pub mod accept;
 pub mod kernel;
 mod streams;
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -30,6 +32,8 @@ use streams::{Streams, Ticket};
 
 /// Turns that the runtime gets where nothing is waited for.
 const MANY: usize = 8;
+/// Rows of a batch that a task of the runtime computes: no stream is served meanwhile.
+const FEW: usize = 32;
 /// For connections to end after their last stream did.
 const LAST_WRITES: Duration = Duration::from_secs(1);
 /// How long the receipt of a part that was pushed waits for others. Its router has the answer by then and only keeps
@@ -76,6 +80,8 @@ pub struct Computed {
 
 struct State {
     queue: Queue,
+    /// Taken by the task, too much for it.
+    handed_over: Option<(Batch, Option<Kernel>)>,
     draining: bool,
     streams: Streams,
     kernels: HashMap<u32, Kernel>,
@@ -89,8 +95,12 @@ pub struct Expert {
     driver: Arc<Driver>,
     state: Mutex<State>,
     server: Mutex<Option<Server>>,
-    /// Something to compute, or the drain has begun.
+    /// A dispatch was queued.
+    arrived: Arc<Notify>,
+    /// Something to compute for whoever called `next_batch`, or the drain has begun.
     work: Notify,
+    /// Somebody is inside `next_batch` and drives.
+    driven: AtomicBool,
     /// A stream has no unanswered dispatch, or is gone.
     settled: Notify,
     /// A receipt waits for others.
@@ -113,9 +123,10 @@ impl Expert {
         driver: Arc<Driver>,
     ) -> Arc<Expert> {
         let queue = Queue::new(limits.max_queued_rows, limits.max_batch_rows);
-        let gather = Arc::new(Gather::default());
+        let (gather, arrived) = (Arc::new(Gather::default()), Arc::new(Notify::new()));
         Arc::new_cyclic(|myself| {
             driver.spawn(gather_receipts(myself.clone(), gather.clone()));
+            driver.spawn(answer_few(myself.clone(), arrived.clone()));
             Expert {
                 instance: instance.to_string(),
                 limits: limits.ordered(),
@@ -123,13 +134,16 @@ impl Expert {
                 driver,
                 state: Mutex::new(State {
                     queue,
+                    handed_over: None,
                     draining: false,
                     streams: Streams::default(),
                     kernels: HashMap::new(),
                     computed: Computed::default(),
                 }),
                 server: Mutex::default(),
+                arrived,
                 work: Notify::new(),
+                driven: AtomicBool::new(false),
                 settled: Notify::new(),
                 gather,
                 myself: myself.clone(),
@@ -169,7 +183,10 @@ impl Expert {
         let begun = Instant::now();
         let mut left = timeout;
         loop {
-            let (batch, kernel) = self.driver.drive(self.next(left)).flatten()?;
+            self.driven.store(true, Ordering::SeqCst);
+            let next = self.driver.drive(self.next(left)).flatten();
+            self.driven.store(false, Ordering::SeqCst);
+            let (batch, kernel) = next?;
             let Some(kernel) = kernel else {
                 return Some(batch);
             };
@@ -307,7 +324,16 @@ impl Expert {
         }
     }
 
+    /// What was handed over, or the next batch of the queue.
     fn take(&self) -> Taken {
+        let handed_over = self.state.lock().unwrap().handed_over.take();
+        match handed_over {
+            Some((batch, kernel)) => Taken::Batch(batch, kernel),
+            None => self.take_queued(),
+        }
+    }
+
+    fn take_queued(&self) -> Taken {
         let now = monotonic();
         let (items, expired, kernel, draining) = {
             let mut state = self.state.lock().unwrap();
@@ -326,6 +352,26 @@ impl Expert {
             taken_at: now,
         };
         Taken::Batch(batch, kernel)
+    }
+
+    /// Inside the runtime: computes a batch of few rows, or hands over what is not for here. Returns whether more waits.
+    fn answer_next(&self) -> bool {
+        // Whoever computes outside looks at the queue when it is back.
+        if !self.driven.load(Ordering::SeqCst) || self.state.lock().unwrap().handed_over.is_some() {
+            return false;
+        }
+        match self.take_queued() {
+            Taken::Batch(batch, Some(kernel)) if batch.rows() <= FEW => {
+                self.compute(batch, &kernel);
+                self.state.lock().unwrap().queue.queued_rows > 0
+            }
+            Taken::Batch(batch, kernel) => {
+                self.state.lock().unwrap().handed_over = Some((batch, kernel));
+                self.work.notify_one();
+                false
+            }
+            Taken::Nothing { .. } => false,
+        }
     }
 
     /// Computes a batch and pushes its partials; returns whether the drain has begun.
@@ -453,7 +499,7 @@ impl Expert {
         };
         self.answer_expired(expired);
         match retry_after_s {
-            None => self.work.notify_one(),
+            None => self.arrived.notify_one(),
             Some(seconds) => {
                 let bound = self.limits.max_queued_rows;
                 let message = format!(
@@ -481,6 +527,19 @@ impl Expert {
 async fn turns(count: usize) {
     for _ in 0..count {
         tokio::task::yield_now().await;
+    }
+}
+
+async fn answer_few(expert: Weak<Expert>, arrived: Arc<Notify>) {
+    loop {
+        arrived.notified().await;
+        while expert.upgrade().is_some_and(|expert| expert.answer_next()) {
+            // What was pushed goes out, and what has come meanwhile joins the next batch.
+            tokio::task::yield_now().await;
+        }
+        if expert.strong_count() == 0 {
+            return;
+        }
     }
 }
 

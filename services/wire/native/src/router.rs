@@ -157,19 +157,20 @@ impl Router {
         until: f64,
     ) -> Outcome {
         let dispatches = self.refuse_too_long(key, dispatches, plan, aggregator);
-        match dispatches {
-            Ok((first, dispatches)) => {
-                if first {
-                    self.begin(key, dispatches);
-                } else {
-                    self.send(key, dispatches);
-                }
-            }
+        let (first, dispatches) = match dispatches {
+            Ok(opened) => opened,
             Err(outcome) => return outcome,
-        }
-        self.driver
-            .drive(self.fetch(key, deadline, until))
-            .unwrap_or_else(closed)
+        };
+        // Inside the runtime: a stream that is woken from outside costs a system call each.
+        let exchanging = async {
+            if first {
+                self.begin(key, dispatches);
+            } else {
+                self.send(key, dispatches);
+            }
+            self.fetch(key, deadline, until).await
+        };
+        self.driver.drive(exchanging).unwrap_or_else(closed)
     }
 
     /// Whether a call is open.

@@ -115,6 +115,31 @@ fn dispatches_that_wait_together_are_one_batch_for_all_routers() {
 }
 
 #[test]
+fn few_rows_and_many_of_two_routers_are_each_computed_once() {
+    // Up to 32 rows are computed inside the runtime, more outside of it, and both wait for one another.
+    const SIZES: [usize; 5] = [1, 40, 3, 32, 200];
+    let group = Group::start(0, Way::Kernel);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let router = router(&targets(&[&group]), &[]);
+                for round in 0..200 {
+                    LayerCall::new(SIZES[round % SIZES.len()], 1, 10.0).check(
+                        &router,
+                        &alone(&[&group]),
+                        None,
+                    );
+                }
+                router.close();
+            });
+        }
+    });
+    let rows = 2 * 200 / SIZES.len() * SIZES.iter().sum::<usize>();
+    assert_eq!(group.expert.computed().rows, rows as u64);
+    assert_eq!(group.expert.stats().queued_rows, 0);
+}
+
+#[test]
 fn two_routers_share_experts_and_aggregator_without_mixing_answers() {
     let groups = [Group::start(0, Way::Kernel), Group::start(1, Way::Kernel)];
     let groups: Vec<&Group> = groups.iter().collect();
