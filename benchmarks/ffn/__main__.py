@@ -100,7 +100,7 @@ def _contestants(
     arguments: argparse.Namespace, shape: Shape, stack: ExitStack, lines: list[str]
 ) -> tuple[dict[str, Timed], list[str]]:
     """Those that are there and compute the layer, and why the others don't take part."""
-    names = arguments.only.split(",") if arguments.only else [*CONTESTANTS, *PEERS]
+    names: list[str] = arguments.only
     routing = routings(shape, 3)[0]
     found: dict[str, Timed] = {}
     absent: list[str] = []
@@ -168,7 +168,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--shape", choices=list(SHAPES), default="moe")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--tokens", help=f"with commas between; default: {_TOKENS}")
-    parser.add_argument("--only", help="contestants by name, with commas between")
+    every = [*CONTESTANTS, *PEERS]
+    parser.add_argument("--only", nargs="+", choices=every, default=every, metavar="NAME", help=f"of {_quoted(every)}")
     parser.add_argument("--seconds", type=float, help="for each contestant and number of tokens; default: 1.5")
     parser.add_argument("--quick", action="store_true", help=f"{_QUICK_TOKENS} tokens, {_QUICK_S} s each")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: processor time of all threads")
@@ -177,10 +178,11 @@ def _arguments() -> argparse.Namespace:
     chosen = parser.parse_args()
     chosen.tokens = chosen.tokens or (_QUICK_TOKENS if chosen.quick else _TOKENS)
     chosen.seconds = chosen.seconds or (_QUICK_S if chosen.quick else 1.5)
-    for name in chosen.only.split(",") if chosen.only else ():
-        if name not in CONTESTANTS and name not in PEERS:
-            parser.error(f"there is no contestant {name!r}; there are {', '.join([*CONTESTANTS, *PEERS])}")
     return chosen
+
+
+def _quoted(names: list[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
 
 
 if __name__ == "__main__":
