@@ -3,10 +3,10 @@
     python -m benchmarks.layer_call --wire grpcio --wire native --groups 1 2 8 --tokens 1 16 256 2048
 
 A call goes from a layer's rows and routing to the sums, as the router makes it: the native wire cuts the routing into
-parts itself, for the other they are cut before each call. Every implementation is up at once and they take turns, so
-that a ratio compares neighbours in time. `cold` puts 0.6 ms
-of other work, which streams 8 MB through the caches, between two calls, as attention does. CPU is of all processes.
-A row goes to two of sixteen experts; eight random routings take turns.
+parts itself, for the other they are cut within the call. Every implementation is up at once and they take turns, so
+that a ratio compares neighbours in time. `cold` puts 0.6 ms of other work, which streams 8 MB through the caches,
+between two calls, as attention does. CPU is of all processes. A row goes to two of sixteen experts; eight random
+routings take turns.
 """
 
 import argparse
@@ -46,9 +46,9 @@ from benchmarks.processes import Processes, processes
 from benchmarks.tables import number, table
 from benchmarks.wires import WIRES, AbsentError, wire
 
-EXPERTS, TOPK, HIDDEN = 16, 2, 1024
+_EXPERTS, _TOPK, _HIDDEN = 16, 2, 1024
 _CALLS = {1: 400, 16: 300, 256: 80, 2048: 16}
-_WARM_UP_S, _ROUND_S, TIMEOUT_S = 0.3, 1.5, 20.0
+_WARM_UP_S, _ROUND_S, _TIMEOUT_S = 0.3, 1.5, 20.0
 _COLD_BYTES, _COLD_S = 8 << 20, 0.0006
 _TEMPLATES = 8
 PLACES = ("router", "process")
@@ -82,7 +82,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Template:
-    """A layer call to be made again and again. index, weights [tokens, TOPK]; call: with the parts made of them."""
+    """A layer call to be made again and again. index, weights [tokens, _TOPK]; call: with the parts made of them."""
 
     index: torch.Tensor
     weights: torch.Tensor
@@ -98,13 +98,13 @@ class Rig:
     def __init__(self, name: str, groups: int, aggregator: str, started: Processes) -> None:
         actors = wire(name)
         tag = f"{name}-{groups}-{aggregator}"
-        part_of_expert = tuple(expert % groups for expert in range(EXPERTS))
+        part_of_expert = tuple(expert % groups for expert in range(_EXPERTS))
         self._part_of = np.array(part_of_expert, dtype=np.int32)
         self.endpoints = tuple(f"unix:{started.folder}/{tag}-e{group}.sock" for group in range(groups))
         self.parts = {"router": os.getpid()}
         for group, endpoint in enumerate(self.endpoints):
-            held = ",".join(str(expert) for expert in range(EXPERTS) if expert % groups == group)
-            words = ["expert", "--wire", name, "--listen", endpoint, "--experts", held, "--hidden", str(HIDDEN)]
+            held = ",".join(str(expert) for expert in range(_EXPERTS) if expert % groups == group)
+            words = ["expert", "--wire", name, "--listen", endpoint, "--experts", held, "--hidden", str(_HIDDEN)]
             self.parts[f"expert {group}"] = started.start(f"{tag}-e{group}", "benchmarks.null_part", words)
         for group, endpoint in enumerate(self.endpoints):
             started.wait_ready(f"{tag}-e{group}", endpoint)
@@ -125,12 +125,12 @@ class Rig:
         """One layer call from its routing to its end, over open streams. RuntimeError where its answer is not whole."""
         wire, parted = self.wire, template.call
         if not isinstance(wire, RoutedWire):
-            parts = plan_parts(template.index, template.weights, self._part_of, EXPERTS)
+            parts = plan_parts(template.index, template.weights, self._part_of, _EXPERTS)
             self._exchange(replace(parted, parts=parts))
             return
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + _TIMEOUT_S
         call = RoutedCall(
-            next(self._ids), parted.layer, parted.hidden, template.index, template.weights, EXPERTS, self._places,
+            next(self._ids), parted.layer, parted.hidden, template.index, template.weights, _EXPERTS, self._places,
             parted.policy, deadline, None, self.aggregator,
         )  # fmt: skip
         _whole(wire.exchange_routed(call, deadline))
@@ -140,7 +140,7 @@ class Rig:
         self._exchange(template.call)
 
     def _exchange(self, parted: LayerCall) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + _TIMEOUT_S
         call = replace(parted, call_id=next(self._ids), deadline=deadline)
         wanted = [part.part for part in call.parts]
         while True:
@@ -158,10 +158,10 @@ class Rig:
         return [self._template(tokens, generator) for _ in range(_TEMPLATES)]
 
     def _template(self, tokens: int, generator: torch.Generator) -> Template:
-        hidden = torch.randn(tokens, HIDDEN, generator=generator).to(torch.bfloat16)
-        index = torch.rand(tokens, EXPERTS, generator=generator).topk(TOPK, 1).indices
-        weights = torch.full((tokens, TOPK), 1 / TOPK)
-        parts = plan_parts(index, weights, self._part_of, EXPERTS)
+        hidden = torch.randn(tokens, _HIDDEN, generator=generator).to(torch.bfloat16)
+        index = torch.rand(tokens, _EXPERTS, generator=generator).topk(_TOPK, 1).indices
+        weights = torch.full((tokens, _TOPK), 1 / _TOPK)
+        parts = plan_parts(index, weights, self._part_of, _EXPERTS)
         return Template(index, weights, LayerCall(0, 0, hidden, parts, MissingPolicy.WAIT, 0.0))
 
     @property

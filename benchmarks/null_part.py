@@ -3,8 +3,8 @@
     python -m benchmarks.null_part expert --wire grpcio --listen unix:/tmp/e0.sock --experts 0,1 --hidden 1024
     python -m benchmarks.null_part aggregator --wire grpcio --listen unix:/tmp/a.sock --collect unix:/tmp/e0.sock
 
-The server around the wire is the services' own. An expert answers a part with the rows that it got: few of them as an
-expert computes few, inside the native wire, all others on the compute thread.
+The server around the wire is the services' own. An expert answers a part with the rows that it got: inside the
+native wire, as an expert computes them there, or on the compute thread.
 """
 
 import argparse

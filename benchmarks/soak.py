@@ -3,10 +3,10 @@
     python -m benchmarks.soak                                  # a million calls; about five minutes
     python -m benchmarks.soak --calls 20000 --aggregator router --wire grpcio
 
-Most calls are of one token, each hundredth of 16 and each thousandth of 64, which an expert computes outside the wire.
-A native router cuts the routing itself; every sixteenth call is handed to it in parts, as one that is carried on. By a
-tenth of the calls every size has been seen and every buffer is as large as it gets: what a process grows by after it
-would go on growing, and beyond a bound the program says so and ends with 1.
+Most calls are of one token, each hundredth of 16 and each thousandth of 64, for which an expert leaves the wire's
+runtime. A native router cuts the routing itself; every sixteenth call is handed to it in parts, as one that is carried
+on. By a tenth of the calls every size has been seen and every buffer is as large as it gets: what a process grows by
+after it would go on growing, and beyond a bound the program says so and ends with 1.
 """
 
 import argparse

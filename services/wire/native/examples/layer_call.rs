@@ -5,8 +5,8 @@
 //!
 //! Prints microseconds (median and 90th percentile), and the CPU time of all processes, per call and over the wall
 //! time. `sockets` is the floor: the same rows to as many processes and back over sockets alone, without messages,
-//! streams, checks or sums. Cold: 0.6 ms of other memory is read between two calls, as attention's weights are. Every answer of the first
-//! calls of a cell is checked.
+//! streams, checks or sums. Cold: 0.6 ms of other memory is read between two calls, as attention's weights are. Every
+//! answer of the first calls of a cell is checked.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};

@@ -156,8 +156,8 @@ impl Router {
         deadline: f64,
         until: f64,
     ) -> Outcome {
-        let dispatches = self.refuse_too_long(key, dispatches, plan, aggregator);
-        let (first, dispatches) = match dispatches {
+        let opened = self.refuse_too_long(key, dispatches, plan, aggregator);
+        let (first, dispatches) = match opened {
             Ok(opened) => opened,
             Err(outcome) => return outcome,
         };
